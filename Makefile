@@ -1,0 +1,41 @@
+# Each target does its own set-up in .venv and needs only Python 3.10+, make and a C++ compiler.
+# TORCH chooses the torch to install into a new .venv, e.g. TORCH=torch==2.13.0
+PYTHON ?= python3
+TORCH ?= torch>=2.10
+BIN := .venv/bin
+
+.PHONY: demo test build lint format bench clean
+
+demo: build
+	$(BIN)/python examples/demo.py
+
+test: build
+	$(BIN)/python -m pytest -q
+
+build: .venv/ready
+	$(BIN)/python setup.py -q build_ext --inplace
+
+lint: .venv/ready-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	git ls-files 'csrc/*' | xargs $(BIN)/clang-format --dry-run --Werror
+
+format: .venv/ready-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	git ls-files 'csrc/*' | xargs $(BIN)/clang-format -i
+
+# The editable install only links the sources (no native module); build_ext then compiles
+# incrementally, which pip's own editable build does not.
+.venv/ready: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q "$(TORCH)" "setuptools>=77" ninja "pybind11>=3.0"
+	FUSED_OPS_BUILD=none $(BIN)/python -m pip install -q --no-build-isolation -e ".[test,examples]"
+	touch $@
+
+.venv/ready-dev: .venv/ready
+	$(BIN)/python -m pip install -q --no-build-isolation -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf build dist *.egg-info fused_ops/_C*.so

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The pybind11 side of fused_ops._C: questions about the build and the kernels that need no tensor.
+// Tensors go through the torch ops, which this module brings along when it is imported.
+
+#include <pybind11/pybind11.h>
+
+#include "triplet/triplet_limits.h"
+#include "triplet/triplet_tuning.h"
+
+#ifndef FUSED_OPS_CUDA_VERSION
+#define FUSED_OPS_CUDA_VERSION ""
+#define FUSED_OPS_ARCHITECTURES ""
+#endif
+
+namespace py = pybind11;
+
+namespace {
+
+template <typename T, size_t size>
+py::tuple as_tuple(const T (&values)[size]) {
+  py::tuple result(size);
+  for (size_t i = 0; i < size; ++i) result[i] = values[i];
+  return result;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, module) {
+  module.def(
+      "build_info",
+      [] {
+        py::dict info;
+        info["cuda"] = FUSED_OPS_CUDA_VERSION;
+        info["architectures"] = FUSED_OPS_ARCHITECTURES;
+        info["compiler"] = __VERSION__;
+        info["torch_target"] = "2.10";
+        return info;
+      },
+      "What the module was built with. `cuda` is empty where the CUDA kernels were left out.");
+
+  module.attr("DTYPES") = as_tuple(fused_ops::kScalarTypeNames);
+  module.attr("TRIPLET_NORMS") = as_tuple(fused_ops::kTripletNorms);
+  module.attr("TRIPLET_STATE_COLUMNS") = as_tuple(fused_ops::kTripletStateColumns);
+  module.attr("TRIPLET_FORMS") = as_tuple(fused_ops::kTripletForms);
+  module.def(
+      "triplet_policy",
+      [](int64_t rows, int64_t dim, int element_size, bool aligned, int multiprocessors, int form) {
+        const auto policy = fused_ops::choose_triplet_policy(
+            rows, dim, element_size, aligned ? 16 / element_size : 1, multiprocessors,
+            static_cast<fused_ops::TripletForm>(form));
+        py::dict result;
+        result["form"] = fused_ops::kTripletForms[static_cast<int>(policy.form)];
+        result["threads_per_block"] = policy.threads_per_block;
+        result["threads_per_row"] = policy.threads_per_row;
+        result["segments"] = policy.segments;
+        result["segment_size"] = policy.segment_size;
+        result["row_blocks"] = policy.row_blocks;
+        return result;
+      },
+      py::arg("rows"), py::arg("dim"), py::arg("element_size"), py::arg("aligned"),
+      py::arg("multiprocessors"), py::arg("form") = -1,
+      "The launch policy of the CUDA kernels for (rows, dim) inputs.");
+}

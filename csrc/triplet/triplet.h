@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The contract of triplet_margin_loss between its ops and its kernels.
+//
+//   u = anchor - positive + eps      v = anchor - negative + eps      w = positive - negative + eps
+//   d(x) = |x|_p over the last dimension, p in {1, 2, inf}
+//   unclamped = margin + d(u) - (swap ? min(d(v), d(w)) : d(v))
+//   loss = max(unclamped, 0), per row, or their sum or mean
+//
+// All arithmetic is in the accumulation type (float32; float64 for float64 inputs) and a result is
+// rounded once. NaN reaches the loss. triplet_formula.h has the gradient.
+
+#pragma once
+
+#include <cstdint>
+
+#include "common/scalar_type.h"
+
+namespace fused_ops {
+
+enum class Norm : int8_t { one, two, infinity };
+
+enum class Reduction : int8_t { none = 0, mean = 1, sum = 2 };  // numbered as torch does
+
+// What the forward keeps of each row for the backward, in the accumulation type: `unclamped`, the
+// distances d(u), d(v), d(w) and, for p = inf, how many elements attain each of them.
+constexpr int kTripletStateColumns[] = {4, 4, 7};  // by Norm
+constexpr int state_columns(Norm norm) { return kTripletStateColumns[static_cast<int>(norm)]; }
+
+struct TripletInputs {
+  ScalarType type;  // of anchor, positive and negative
+  Norm norm;
+  bool swap;
+  double eps;
+  int64_t rows;
+  int64_t dim;
+  const void* anchor;    // (rows, dim), rows `anchor_stride` elements apart
+  const void* positive;  // (rows, dim)
+  const void* negative;  // (rows, dim)
+  int64_t anchor_stride;
+  int64_t positive_stride;
+  int64_t negative_stride;
+};
+
+struct TripletForward {
+  TripletInputs inputs;
+  double margin;
+  Reduction reduction;
+  bool accumulate_loss;  // whether `loss` has the accumulation type rather than the inputs'
+  void* loss;            // (rows) for Reduction::none, else one element
+  void* state;           // (rows, state_columns) in the accumulation type, or null
+};
+
+struct TripletBackward {
+  TripletInputs inputs;
+  Reduction reduction;
+  bool accumulate_loss;      // the type of `grad_loss`, as in the forward
+  const void* grad_loss;     // (rows) for Reduction::none, else one element
+  int64_t grad_loss_stride;  // in elements; 0 where one element serves every row
+  const void* state;         // (rows, state_columns) of the forward
+  void* grad_anchor;         // (rows, dim) contiguous, or null where not wanted
+  void* grad_positive;       // (rows, dim)
+  void* grad_negative;       // (rows, dim)
+};
+
+}  // namespace fused_ops

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "triplet/triplet_arguments.h"
+
+#include <torch/headeronly/util/Exception.h>
+
+#include <cmath>
+#include <optional>
+#include <vector>
+
+#include "triplet/triplet_limits.h"
+
+namespace fused_ops {
+namespace {
+
+void check_like_anchor(const Tensor& tensor, const Tensor& anchor, const char* name) {
+  STD_TORCH_CHECK(tensor.scalar_type() == anchor.scalar_type(), name,
+                  ": expected the dtype of anchor");
+  STD_TORCH_CHECK(tensor.device() == anchor.device(), name, ": expected the device of anchor");
+  STD_TORCH_CHECK(tensor.dim() == anchor.dim(), name, ": expected ", anchor.dim(),
+                  " dimensions as anchor has, got ", tensor.dim());
+  for (int64_t d = 0; d < anchor.dim(); ++d) {
+    STD_TORCH_CHECK(tensor.size(d) == anchor.size(d), name, ": expected size ", anchor.size(d),
+                    " in dimension ", d, " as anchor has, got ", tensor.size(d));
+  }
+}
+
+const Tensor& checked(const Tensor& anchor) {
+  STD_TORCH_CHECK(anchor.dim() >= 1 && anchor.numel() > 0,
+                  "anchor: expected at least one dimension and one element");
+  return anchor;
+}
+
+Tensor gradient_like(const Tensor& anchor, bool wanted) {
+  std::vector<int64_t> sizes{0};
+  if (wanted) sizes.assign(anchor.sizes().begin(), anchor.sizes().end());
+  return torch::stable::new_empty(anchor, sizes);
+}
+
+void* data_or_null(const Tensor& tensor) {
+  return tensor.numel() == 0 ? nullptr : tensor.mutable_data_ptr();
+}
+
+}  // namespace
+
+TripletArguments::TripletArguments(const Tensor& a, const Tensor& p_, const Tensor& n, double p,
+                                   double eps, bool swap)
+    : anchor(checked(a)),
+      positive((check_like_anchor(p_, a, "positive"), p_)),
+      negative((check_like_anchor(n, a, "negative"), n)) {
+  const std::optional<Norm> norm = triplet_norm(p);
+  STD_TORCH_CHECK(norm, "p: expected 1, 2 or inf, got ", p);
+  inputs = {kernel_scalar_type(a, "anchor"),
+            *norm,
+            swap,
+            eps,
+            anchor.count,
+            anchor.dim,
+            anchor.tensor.const_data_ptr(),
+            positive.tensor.const_data_ptr(),
+            negative.tensor.const_data_ptr(),
+            anchor.stride,
+            positive.stride,
+            negative.stride};
+}
+
+Reduction triplet_reduction(int64_t reduction) {
+  STD_TORCH_CHECK(reduction >= 0 && reduction <= 2,
+                  "reduction: expected 0 (none), 1 (mean) or 2 (sum), got ", reduction);
+  return static_cast<Reduction>(reduction);
+}
+
+TripletForwardResults::TripletForwardResults(const Tensor& a, const TripletArguments& arguments,
+                                             Reduction reduction, bool float32_loss,
+                                             bool save_state) {
+  const TripletInputs& in = arguments.inputs;
+  const torch::headeronly::ScalarType accumulate = accumulate_dtype(in.type);
+  std::vector<int64_t> sizes;
+  if (reduction == Reduction::none) sizes.assign(a.sizes().begin(), a.sizes().end() - 1);
+  loss = torch::stable::new_empty(a, sizes, float32_loss ? accumulate : a.scalar_type());
+  sizes.assign({save_state ? in.rows : 0, state_columns(in.norm)});
+  state = torch::stable::new_empty(a, sizes, accumulate);
+}
+
+TripletForward triplet_forward_params(const TripletArguments& arguments,
+                                      const TripletForwardResults& results, double margin,
+                                      Reduction reduction) {
+  return {arguments.inputs,
+          margin,
+          reduction,
+          results.loss.scalar_type() == results.state.scalar_type(),
+          results.loss.mutable_data_ptr(),
+          data_or_null(results.state)};
+}
+
+TripletBackwardResults::TripletBackwardResults(const Tensor& upstream, const Tensor& a,
+                                               const Tensor& forward_state,
+                                               const TripletArguments& arguments,
+                                               Reduction reduction, bool anchor_needs_grad,
+                                               bool positive_needs_grad, bool negative_needs_grad)
+    : grad_loss(upstream),
+      state(torch::stable::contiguous(forward_state)),
+      grad_anchor(gradient_like(a, anchor_needs_grad)),
+      grad_positive(gradient_like(a, positive_needs_grad)),
+      grad_negative(gradient_like(a, negative_needs_grad)) {
+  const TripletInputs& in = arguments.inputs;
+  STD_TORCH_CHECK(state.scalar_type() == accumulate_dtype(in.type) &&
+                      state.device() == a.device() &&
+                      state.numel() == in.rows * state_columns(in.norm),
+                  "state: expected the second result of triplet_forward on the same inputs");
+  const int64_t expected = reduction == Reduction::none ? in.rows : 1;
+  STD_TORCH_CHECK(upstream.numel() == expected && upstream.device() == a.device(),
+                  "grad_loss: expected the shape and device of the loss, ", expected,
+                  " elements, got ", upstream.numel());
+  STD_TORCH_CHECK(upstream.scalar_type() == a.scalar_type() ||
+                      upstream.scalar_type() == accumulate_dtype(in.type),
+                  "grad_loss: expected the dtype of the loss");
+  int64_t stride = 0;
+  if (expected > 1) {
+    // As one column, so that an expanded gradient (stride 0) is read as it is.
+    const Rows column(torch::stable::unsqueeze(upstream, -1));
+    grad_loss = column.tensor;
+    stride = column.stride;
+  }
+  params = {in,
+            reduction,
+            upstream.scalar_type() == accumulate_dtype(in.type),
+            grad_loss.const_data_ptr(),
+            stride,
+            state.const_data_ptr(),
+            data_or_null(grad_anchor),
+            data_or_null(grad_positive),
+            data_or_null(grad_negative)};
+}
+
+}  // namespace fused_ops

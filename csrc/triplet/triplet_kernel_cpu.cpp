@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// CPU kernels of triplet_margin_loss.
+//
+// The inner loops run over a fixed number of lanes with no floating-point contraction, so every
+// instruction set that FUSED_OPS_CLONES builds them for gives the same bits.
+
+#include "triplet/triplet_kernel_cpu.h"
+
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#include "common/clones.h"
+#include "triplet/triplet_formula.h"
+
+namespace fused_ops {
+namespace {
+
+template <typename scalar>
+using Accumulate = std::conditional_t<std::is_same_v<scalar, double>, double, float>;
+
+template <typename T>
+constexpr int kLanes = 128 / sizeof(T);  // two AVX-512 registers
+
+constexpr int64_t kBlock = 512;  // elements whose gradients are formed before they are stored
+
+// |x|_p of a chunk before the root is taken, for u, v and w; for p = inf also the ties.
+template <typename T>
+struct PartialDistances {
+  T value[3]{};
+  T ties[3]{};
+};
+
+template <Norm norm, typename T>
+FUSED_OPS_INLINE T accumulated(T sum, T x) {
+  if constexpr (norm == Norm::two) return sum + x * x;
+  const T magnitude = x < T(0) ? -x : x;
+  if constexpr (norm == Norm::one) return sum + magnitude;
+  return magnitude > sum || magnitude != magnitude ? magnitude : sum;  // NaN enters and stays
+}
+
+template <Norm norm, typename T>
+FUSED_OPS_INLINE T merged(T a, T b) {
+  if constexpr (norm == Norm::infinity) return accumulated<norm>(a, b);
+  return a + b;
+}
+
+template <Norm norm, typename T>
+FUSED_OPS_INLINE T merged_lanes(T (&lanes)[kLanes<T>]) {
+  for (int width = kLanes<T> / 2; width > 0; width /= 2) {
+    for (int lane = 0; lane < width; ++lane) {
+      lanes[lane] = merged<norm>(lanes[lane], lanes[lane + width]);
+    }
+  }
+  return lanes[0];
+}
+
+// Calls `visit(lane, u, v, w)` for each element; w only where the distance swap wants it.
+template <bool swap, typename scalar, typename T, typename Visit>
+FUSED_OPS_INLINE void for_each_difference(const scalar* anchor, const scalar* positive,
+                                          const scalar* negative, int64_t count, T eps,
+                                          Visit visit) {
+  const auto visit_lane = [&](int64_t first, int lane) FUSED_OPS_INLINE_LAMBDA {
+    const T a = static_cast<T>(anchor[first + lane]);
+    const T p = static_cast<T>(positive[first + lane]);
+    const T n = static_cast<T>(negative[first + lane]);
+    visit(lane, a - p + eps, a - n + eps, swap ? p - n + eps : T(0));
+  };
+  int64_t first = 0;
+  for (; first + kLanes<T> <= count; first += kLanes<T>) {
+    for (int lane = 0; lane < kLanes<T>; ++lane) visit_lane(first, lane);
+  }
+  for (int lane = 0; lane < count - first; ++lane) visit_lane(first, lane);
+}
+
+template <Norm norm, bool swap, typename scalar, typename T>
+FUSED_OPS_INLINE void add_distances(const scalar* anchor, const scalar* positive,
+                                    const scalar* negative, int64_t count, T eps,
+                                    PartialDistances<T>& result) {
+  T u_lanes[kLanes<T>] = {}, v_lanes[kLanes<T>] = {}, w_lanes[kLanes<T>] = {};
+  for_each_difference<swap>(anchor, positive, negative, count, eps,
+                            [&](int lane, T u, T v, T w) FUSED_OPS_INLINE_LAMBDA {
+                              u_lanes[lane] = accumulated<norm>(u_lanes[lane], u);
+                              v_lanes[lane] = accumulated<norm>(v_lanes[lane], v);
+                              if (swap) w_lanes[lane] = accumulated<norm>(w_lanes[lane], w);
+                            });
+  result.value[0] = merged_lanes<norm>(u_lanes);
+  result.value[1] = merged_lanes<norm>(v_lanes);
+  result.value[2] = merged_lanes<norm>(w_lanes);
+}
+
+template <bool swap, typename scalar, typename T>
+FUSED_OPS_INLINE void count_ties(const scalar* anchor, const scalar* positive,
+                                 const scalar* negative, int64_t count, T eps,
+                                 PartialDistances<T>& result) {
+  int32_t u_lanes[kLanes<T>] = {}, v_lanes[kLanes<T>] = {}, w_lanes[kLanes<T>] = {};
+  const T u_norm = result.value[0], v_norm = result.value[1], w_norm = result.value[2];
+  for_each_difference<swap>(anchor, positive, negative, count, eps,
+                            [&](int lane, T u, T v, T w) FUSED_OPS_INLINE_LAMBDA {
+                              u_lanes[lane] += (u < T(0) ? -u : u) == u_norm;
+                              v_lanes[lane] += (v < T(0) ? -v : v) == v_norm;
+                              w_lanes[lane] += (w < T(0) ? -w : w) == w_norm;
+                            });
+  for (int lane = 0; lane < kLanes<T>; ++lane) {
+    result.ties[0] += static_cast<T>(u_lanes[lane]);
+    result.ties[1] += static_cast<T>(v_lanes[lane]);
+    result.ties[2] += static_cast<T>(w_lanes[lane]);
+  }
+}
+
+template <typename scalar, Norm norm, typename T>
+FUSED_OPS_CLONES void chunk_distances(const scalar* anchor, const scalar* positive,
+                                      const scalar* negative, int64_t count, T eps, bool swap,
+                                      bool with_ties, PartialDistances<T>& result) {
+  if (swap) {
+    add_distances<norm, true>(anchor, positive, negative, count, eps, result);
+    if (with_ties) count_ties<true>(anchor, positive, negative, count, eps, result);
+  } else {
+    add_distances<norm, false>(anchor, positive, negative, count, eps, result);
+    if (with_ties) count_ties<false>(anchor, positive, negative, count, eps, result);
+  }
+}
+
+template <Norm norm, typename T>
+void merge(PartialDistances<T>& into, const PartialDistances<T>& other) {
+  for (int i = 0; i < 3; ++i) {
+    const T value = merged<norm>(into.value[i], other.value[i]);
+    if constexpr (norm == Norm::infinity) {
+      into.ties[i] = (into.value[i] == value ? into.ties[i] : T(0)) +
+                     (other.value[i] == value ? other.ties[i] : T(0));
+    }
+    into.value[i] = value;
+  }
+}
+
+// Where a row's elements stand in the inputs.
+template <typename scalar>
+struct RowPointers {
+  RowPointers(const TripletInputs& in, int64_t row, int64_t offset)
+      : anchor(static_cast<const scalar*>(in.anchor) + row * in.anchor_stride + offset),
+        positive(static_cast<const scalar*>(in.positive) + row * in.positive_stride + offset),
+        negative(static_cast<const scalar*>(in.negative) + row * in.negative_stride + offset) {}
+
+  const scalar* anchor;
+  const scalar* positive;
+  const scalar* negative;
+};
+
+// Scratch memory: the loss of each row, then, where rows have several chunks, their distances.
+template <typename T>
+struct Scratch {
+  Scratch(const TripletForward& params, void* memory)
+      : losses(static_cast<T*>(memory)),
+        chunks(reinterpret_cast<PartialDistances<T>*>(losses + params.inputs.rows)) {}
+
+  static int64_t bytes(const TripletForward& params) {
+    const int64_t chunks = triplet_chunks(params.inputs.dim);
+    const int64_t per_row = sizeof(T) + (chunks > 1 ? chunks * sizeof(PartialDistances<T>) : 0);
+    return params.inputs.rows * per_row;
+  }
+
+  T* losses;
+  PartialDistances<T>* chunks;
+};
+
+template <typename scalar, typename T>
+void store_loss(const TripletForward& params, int64_t index, T loss) {
+  if (params.accumulate_loss) {
+    static_cast<T*>(params.loss)[index] = loss;
+  } else {
+    static_cast<scalar*>(params.loss)[index] = static_cast<scalar>(loss);
+  }
+}
+
+template <typename scalar, Norm norm, typename T>
+void finish_row(const TripletForward& params, int64_t row, const PartialDistances<T>& d,
+                T* losses) {
+  const auto root = [](T value) { return norm == Norm::two ? std::sqrt(value) : value; };
+  const TripletDistances<T> distances{root(d.value[0]), root(d.value[1]), root(d.value[2])};
+  const T unclamped = unclamped_loss(distances, static_cast<T>(params.margin), params.inputs.swap);
+  if (params.state != nullptr) {
+    T* state = static_cast<T*>(params.state) + row * state_columns(norm);
+    state[0] = unclamped;
+    state[1] = distances.positive;
+    state[2] = distances.negative;
+    state[3] = distances.swap;
+    if constexpr (norm == Norm::infinity) std::copy(d.ties, d.ties + 3, state + 4);
+  }
+  losses[row] = clamped_loss(unclamped);
+  if (params.reduction == Reduction::none) store_loss<scalar>(params, row, losses[row]);
+}
+
+template <typename scalar, Norm norm>
+void forward_items(const TripletForward& params, void* memory, int64_t begin, int64_t end) {
+  using T = Accumulate<scalar>;
+  const TripletInputs& in = params.inputs;
+  const Scratch<T> scratch(params, memory);
+  const int64_t chunks = triplet_chunks(in.dim);
+  const bool with_ties = norm == Norm::infinity && params.state != nullptr;
+  for (int64_t item = begin; item < end; ++item) {
+    const int64_t row = item / chunks;
+    const int64_t offset = item % chunks * kTripletChunk;
+    const RowPointers<scalar> at(in, row, offset);
+    PartialDistances<T> distances;
+    chunk_distances<scalar, norm>(at.anchor, at.positive, at.negative,
+                                  std::min(kTripletChunk, in.dim - offset), static_cast<T>(in.eps),
+                                  in.swap, with_ties, distances);
+    if (chunks == 1) {
+      finish_row<scalar, norm>(params, row, distances, scratch.losses);
+    } else {
+      scratch.chunks[item] = distances;
+    }
+  }
+}
+
+template <typename scalar, Norm norm>
+void forward_finish(const TripletForward& params, void* memory) {
+  using T = Accumulate<scalar>;
+  const TripletInputs& in = params.inputs;
+  const Scratch<T> scratch(params, memory);
+  const int64_t chunks = triplet_chunks(in.dim);
+  for (int64_t row = 0; chunks > 1 && row < in.rows; ++row) {
+    PartialDistances<T> distances;
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      merge<norm>(distances, scratch.chunks[row * chunks + chunk]);
+    }
+    finish_row<scalar, norm>(params, row, distances, scratch.losses);
+  }
+  if (params.reduction == Reduction::none) return;
+  double sums[8] = {};  // independent chains, so that additions overlap
+  for (int64_t row = 0; row < in.rows; ++row) sums[row % 8] += scratch.losses[row];
+  double sum = 0;
+  for (const double part : sums) sum += part;
+  if (params.reduction == Reduction::mean) sum /= static_cast<double>(in.rows);
+  store_loss<scalar>(params, 0, static_cast<T>(sum));
+}
+
+template <typename scalar, Norm norm, typename T>
+FUSED_OPS_CLONES void chunk_gradients(const scalar* anchor, const scalar* positive,
+                                      const scalar* negative, int64_t count, T eps, bool swap,
+                                      const T* state, const TripletCoefficients<T>& c,
+                                      scalar* grad_anchor, scalar* grad_positive,
+                                      scalar* grad_negative) {
+  const T u_norm = state[1], v_norm = state[2], w_norm = state[3];
+  T u[kBlock], v[kBlock], w[kBlock] = {};
+  for (int64_t first = 0; first < count; first += kBlock) {
+    const int64_t size = std::min(kBlock, count - first);
+    for (int64_t i = 0; i < size; ++i) {
+      const T a = static_cast<T>(anchor[first + i]);
+      const T p = static_cast<T>(positive[first + i]);
+      const T n = static_cast<T>(negative[first + i]);
+      u[i] = scaled_phi<norm>(a - p + eps, u_norm, c.positive);
+      v[i] = scaled_phi<norm>(a - n + eps, v_norm, c.negative);
+    }
+    for (int64_t i = 0; swap && i < size; ++i) {
+      const T p = static_cast<T>(positive[first + i]);
+      const T n = static_cast<T>(negative[first + i]);
+      w[i] = scaled_phi<norm>(p - n + eps, w_norm, c.swap);
+    }
+    for (int64_t i = 0; grad_anchor && i < size; ++i) {
+      grad_anchor[first + i] = static_cast<scalar>(u[i] + v[i]);
+    }
+    for (int64_t i = 0; grad_positive && i < size; ++i) {
+      grad_positive[first + i] = static_cast<scalar>(w[i] - u[i]);
+    }
+    for (int64_t i = 0; grad_negative && i < size; ++i) {
+      grad_negative[first + i] = static_cast<scalar>(-v[i] - w[i]);
+    }
+  }
+}
+
+template <typename scalar, typename T>
+T upstream_gradient(const TripletBackward& params, int64_t row) {
+  const int64_t index = row * params.grad_loss_stride;
+  const T gradient = params.accumulate_loss
+                         ? static_cast<const T*>(params.grad_loss)[index]
+                         : static_cast<T>(static_cast<const scalar*>(params.grad_loss)[index]);
+  return params.reduction == Reduction::mean ? gradient / static_cast<T>(params.inputs.rows)
+                                             : gradient;
+}
+
+template <typename scalar, Norm norm>
+void backward_items(const TripletBackward& params, int64_t begin, int64_t end) {
+  using T = Accumulate<scalar>;
+  const TripletInputs& in = params.inputs;
+  const int64_t chunks = triplet_chunks(in.dim);
+  for (int64_t item = begin; item < end; ++item) {
+    const int64_t row = item / chunks;
+    const int64_t offset = item % chunks * kTripletChunk;
+    const int64_t count = std::min(kTripletChunk, in.dim - offset);
+    const T* state = static_cast<const T*>(params.state) + row * state_columns(norm);
+    scalar* gradients[3] = {static_cast<scalar*>(params.grad_anchor),
+                            static_cast<scalar*>(params.grad_positive),
+                            static_cast<scalar*>(params.grad_negative)};
+    for (scalar*& gradient : gradients) {
+      if (gradient == nullptr) continue;
+      gradient += row * in.dim + offset;
+      if (is_inactive(state[0])) std::memset(gradient, 0, count * sizeof(scalar));
+    }
+    if (is_inactive(state[0])) continue;
+    const RowPointers<scalar> at(in, row, offset);
+    chunk_gradients<scalar, norm>(
+        at.anchor, at.positive, at.negative, count, static_cast<T>(in.eps), in.swap, state,
+        coefficients<norm>(upstream_gradient<scalar, T>(params, row), state, in.swap), gradients[0],
+        gradients[1], gradients[2]);
+  }
+}
+
+// Calls `function` with a null pointer of the element type and, as a type, the norm.
+template <typename Function>
+auto dispatch(const TripletInputs& in, Function&& function) {
+  const auto with_norm = [&](auto* scalar) {
+    switch (in.norm) {
+      case Norm::one:
+        return function(scalar, std::integral_constant<Norm, Norm::one>{});
+      case Norm::two:
+        return function(scalar, std::integral_constant<Norm, Norm::two>{});
+      default:
+        return function(scalar, std::integral_constant<Norm, Norm::infinity>{});
+    }
+  };
+  switch (in.type) {
+    case ScalarType::float16:
+      return with_norm(static_cast<c10::Half*>(nullptr));
+    case ScalarType::bfloat16:
+      return with_norm(static_cast<c10::BFloat16*>(nullptr));
+    case ScalarType::float32:
+      return with_norm(static_cast<float*>(nullptr));
+    default:
+      return with_norm(static_cast<double*>(nullptr));
+  }
+}
+
+}  // namespace
+
+int64_t triplet_forward_scratch_bytes(const TripletForward& params) {
+  return params.inputs.type == ScalarType::float64 ? Scratch<double>::bytes(params)
+                                                   : Scratch<float>::bytes(params);
+}
+
+void triplet_forward_items(const TripletForward& params, void* scratch, int64_t begin,
+                           int64_t end) {
+  dispatch(params.inputs, [&](auto* pointer, auto norm) {
+    forward_items<std::remove_pointer_t<decltype(pointer)>, norm.value>(params, scratch, begin,
+                                                                        end);
+  });
+}
+
+void triplet_forward_finish(const TripletForward& params, void* scratch) {
+  dispatch(params.inputs, [&](auto* pointer, auto norm) {
+    forward_finish<std::remove_pointer_t<decltype(pointer)>, norm.value>(params, scratch);
+  });
+}
+
+void triplet_backward_items(const TripletBackward& params, int64_t begin, int64_t end) {
+  dispatch(params.inputs, [&](auto* pointer, auto norm) {
+    backward_items<std::remove_pointer_t<decltype(pointer)>, norm.value>(params, begin, end);
+  });
+}
+
+}  // namespace fused_ops

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The CUDA launchers of triplet_margin_loss: a policy's kernels on a stream.
+
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "triplet/triplet.h"
+#include "triplet/triplet_tuning.h"
+
+namespace fused_ops {
+
+// The policy for `inputs`, whose rows are read through vector accesses where alignment allows.
+TripletPolicy triplet_policy(const TripletInputs& inputs, int multiprocessors, TripletForm form);
+
+// Bytes of scratch memory that the forward needs under `policy`.
+int64_t triplet_forward_scratch_bytes(const TripletForward& params, const TripletPolicy& policy);
+
+// Each returns the first error of its launches. `scratch` is 16-byte aligned.
+cudaError_t launch_triplet_forward(const TripletForward& params, const TripletPolicy& policy,
+                                   void* scratch, cudaStream_t stream);
+cudaError_t launch_triplet_backward(const TripletBackward& params, const TripletPolicy& policy,
+                                    cudaStream_t stream);
+
+}  // namespace fused_ops

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Fused PyTorch kernels for CPU and CUDA, with plain PyTorch behind them."""
+
+import torch  # noqa: F401, I001  (first: it loads the libraries that the native module needs)
+
+from fused_ops._support import Dispatch, FallbackError, explain, set_fallback
+from fused_ops.triplet import TripletMarginLoss, triplet_margin_loss
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Dispatch",
+    "FallbackError",
+    "TripletMarginLoss",
+    "explain",
+    "set_fallback",
+    "triplet_margin_loss",
+]

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The public function and module."""
+
+import torch
+from torch.nn import _reduction as _Reduction
+from torch.nn.functional import triplet_margin_loss as reference
+
+from fused_ops._library import native
+from fused_ops._support import Dispatch, check_fallback, explains, tensor_reasons
+from fused_ops.triplet import ops
+
+_NORMS = frozenset(native.TRIPLET_NORMS) if native else frozenset()
+
+
+def _reasons(anchor, positive, negative, p) -> list[str]:
+    """Why the kernels do not take a call; empty where they do."""
+    reasons = tensor_reasons(anchor, positive, negative)
+    if reasons:
+        return reasons
+    if not (anchor.shape == positive.shape == negative.shape):
+        reasons.append(
+            f"shapes {tuple(anchor.shape)}, {tuple(positive.shape)}, {tuple(negative.shape)} differ"
+        )
+    if anchor.dim() == 0 or anchor.numel() == 0:
+        reasons.append("empty or 0-dimensional inputs")
+    if p not in _NORMS:
+        reasons.append(f"p={p} (kernels take {', '.join(map(str, sorted(_NORMS)))})")
+    return reasons
+
+
+def triplet_margin_loss(
+    anchor: torch.Tensor,
+    positive: torch.Tensor,
+    negative: torch.Tensor,
+    margin: float = 1.0,
+    p: float = 2,
+    eps: float = 1e-6,
+    swap: bool = False,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    r"""Triplet margin loss, a drop-in for :func:`torch.nn.functional.triplet_margin_loss`.
+
+    For each row, with distances :math:`d(x, y) = \lVert x - y + \mathrm{eps} \rVert_p` over the
+    last dimension, the loss is
+
+    .. math:: \max(d(anchor, positive) - d(anchor, negative) + margin, 0)
+
+    Fused kernels run on CPU and CUDA for equal shapes and dtypes (float16, bfloat16, float32,
+    float64), p of 1, 2 and inf, and first-order gradients. Everything else runs in PyTorch;
+    :func:`fused_ops.explain` tells which and why, :func:`fused_ops.set_fallback` can forbid it.
+
+    It differs from torch's function in rounding, and where that is the better result:
+
+    - float16 and bfloat16 inputs are accumulated in float32 and rounded once, at the end;
+    - a row with zero loss has zero gradient, also where it holds inf (torch gives NaN).
+
+    Results are bitwise the same from run to run.
+
+    Args:
+        anchor: (..., dim), floating point.
+        positive: (..., dim), same class as the anchor's rows.
+        negative: (..., dim), other classes than the anchor's rows.
+        margin: positive number. Default: 1.0
+        p: norm degree of the distance. Default: 2
+        eps: added to each (signed) difference. Default: 1e-6
+        swap: take the smaller of d(anchor, negative) and d(positive, negative), the distance swap
+            of Balntas et al., "Learning shallow convolutional feature descriptors with triplet
+            losses" (BMVC 2016). Default: False
+        size_average: deprecated, see ``reduction``.
+        reduce: deprecated, see ``reduction``.
+        reduction: "none" (a loss for each row), "mean" or "sum" over all rows. Default: "mean"
+
+    Returns:
+        A tensor () or, with reduction "none", (...). It has the inputs' dtype; under autocast
+        float32 for 16-bit inputs.
+
+    Raises:
+        ValueError: ``margin`` is not positive, or ``reduction`` is none of the above.
+        RuntimeError: the inputs differ in their number of dimensions or cannot be broadcast.
+        FallbackError: the kernels do not take the call and ``set_fallback("error")`` is in force.
+
+    Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.TripletMarginLoss.html
+    """
+    if size_average is not None or reduce is not None:
+        reduction = _Reduction.legacy_get_string(size_average, reduce)
+    reduction_number = _Reduction.get_enum(reduction)
+    if margin <= 0:
+        raise ValueError(f"margin must be greater than 0, got {margin}")
+    reasons = _reasons(anchor, positive, negative, p)
+    if reasons:
+        check_fallback("triplet_margin_loss", reasons)
+        reduction = ("none", "mean", "sum")[reduction_number]
+        return reference(anchor, positive, negative, margin, p, eps, swap, reduction=reduction)
+    # As torch's autocast list has it: computed and returned in float32.
+    float32_loss = torch.is_autocast_enabled(anchor.device.type)
+    settings = margin, p, eps, swap, reduction_number, float32_loss
+    if torch.is_grad_enabled() and (
+        anchor.requires_grad or positive.requires_grad or negative.requires_grad
+    ):
+        return ops.TripletMarginLossFunction.apply(anchor, positive, negative, *settings)
+    return ops.forward(anchor, positive, negative, *settings, False)[0]
+
+
+class TripletMarginLoss(torch.nn.TripletMarginLoss):
+    """Module form of :func:`fused_ops.triplet_margin_loss`, a drop-in for
+    :class:`torch.nn.TripletMarginLoss` with the same arguments, defaults and errors.
+
+    Shapes, dtypes and what runs fused are those of the function.
+    """
+
+    def forward(
+        self, anchor: torch.Tensor, positive: torch.Tensor, negative: torch.Tensor
+    ) -> torch.Tensor:
+        return triplet_margin_loss(
+            anchor,
+            positive,
+            negative,
+            margin=self.margin,
+            p=self.p,
+            eps=self.eps,
+            swap=self.swap,
+            reduction=self.reduction,
+        )
+
+
+@explains(triplet_margin_loss)
+def _explain(
+    anchor, positive, negative, margin=1.0, p=2, eps=1e-6, swap=False, size_average=None,
+    reduce=None, reduction="mean",
+) -> Dispatch:  # fmt: skip
+    reasons = tuple(_reasons(anchor, positive, negative, p))
+    if reasons:
+        return Dispatch("triplet_margin_loss", "pytorch", reasons=reasons)
+    details = {"device": anchor.device.type, "dtype": str(anchor.dtype).removeprefix("torch.")}
+    if anchor.device.type == "cuda":
+        properties = torch.cuda.get_device_properties(anchor.device)
+        dim = anchor.shape[-1]
+        aligned = all(
+            tensor.data_ptr() % 16 == 0 and tensor.stride(-2 if tensor.dim() > 1 else -1)
+            for tensor in (anchor, positive, negative)
+        )
+        details |= native.triplet_policy(
+            anchor.numel() // dim, dim, anchor.element_size(), aligned,
+            properties.multi_processor_count,
+        )  # fmt: skip
+    return Dispatch("triplet_margin_loss", "fused", details)
