@@ -44,9 +44,10 @@ PYBIND11_MODULE(_C, module) {
   module.attr("TRIPLET_FORMS") = as_tuple(fused_ops::kTripletForms);
   module.def(
       "triplet_policy",
-      [](int64_t rows, int64_t dim, int element_size, bool aligned, int multiprocessors, int form) {
+      [](int64_t rows, int64_t dim, int element_size, bool aligned, bool reduces,
+         int multiprocessors, int form) {
         const auto policy = fused_ops::choose_triplet_policy(
-            rows, dim, element_size, aligned ? 16 / element_size : 1, multiprocessors,
+            rows, dim, element_size, aligned ? 16 / element_size : 1, reduces, multiprocessors,
             static_cast<fused_ops::TripletForm>(form));
         py::dict result;
         result["form"] = fused_ops::kTripletForms[static_cast<int>(policy.form)];
@@ -58,6 +59,7 @@ PYBIND11_MODULE(_C, module) {
         return result;
       },
       py::arg("rows"), py::arg("dim"), py::arg("element_size"), py::arg("aligned"),
-      py::arg("multiprocessors"), py::arg("form") = -1,
-      "The launch policy of the CUDA kernels for (rows, dim) inputs.");
+      py::arg("reduces"), py::arg("multiprocessors"), py::arg("form") = -1,
+      "The launch policy of the CUDA kernels for (rows, dim) inputs, whose rows start on 16-byte "
+      "boundaries (`aligned`) and whose losses are added (`reduces`).");
 }

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Fused PyTorch kernels for CPU and CUDA, with plain PyTorch behind them."""
 
-import torch  # noqa: F401, I001  (first: it loads the libraries that the native module needs)
+import torch  # noqa: F401  (first: it loads the libraries that the native module needs)
 
 from fused_ops._support import Dispatch, FallbackError, explain, set_fallback
 from fused_ops.triplet import TripletMarginLoss, triplet_margin_loss

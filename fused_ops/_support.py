@@ -83,7 +83,7 @@ def explain(function: Callable, *args, **kwargs) -> Dispatch:
     return _explainers[function](*args, **kwargs)
 
 
-class set_fallback:  # noqa: N801 (used like torch.set_grad_enabled)
+class set_fallback:
     """Sets what happens to a call that the fused kernels do not take, in the whole process.
 
     Call it for good, or use it as a context manager that restores the former mode. At start the
@@ -125,24 +125,25 @@ def tensor_reasons(*tensors: torch.Tensor) -> list[str]:
     """The reasons against any kernel of ours on these tensors; none where kernels may run."""
     if native is None:
         return [why_not]
+    reasons = []
+    first = tensors[0]
+    dtype, device = first.dtype, first.device
+    # This runs before every call: plain comparisons first, texts only where one fails.
     for tensor in tensors:
         if type(tensor) not in _PLAIN_TENSORS and _overrides_torch(tensor):
             return [f"{type(tensor).__name__} is not a plain torch.Tensor"]
-    first = tensors[0]
-    device = first.device
-    reasons = []
-    if any(tensor.dtype != first.dtype for tensor in tensors):
-        reasons.append("mixed dtypes " + _listed(tensor.dtype for tensor in tensors))
-    elif first.dtype not in DTYPES:
-        reasons.append(f"dtype {first.dtype} (kernels take {_listed(sorted(native.DTYPES))})")
-    if any(tensor.device != device for tensor in tensors):
-        reasons.append("mixed devices " + _listed(tensor.device for tensor in tensors))
-    elif device.type == "cuda":
+        if tensor.dtype != dtype:
+            reasons.append(f"mixed dtypes {dtype} and {tensor.dtype}")
+        if tensor.device != device:
+            reasons.append(f"mixed devices {device} and {tensor.device}")
+        if tensor.layout is not torch.strided:
+            reasons.append(f"layout {tensor.layout}")
+    if dtype not in DTYPES:
+        reasons.append(f"dtype {dtype} (kernels take {', '.join(native.DTYPES)})")
+    if device.type == "cuda":
         reasons += cuda_reasons(device.index)
     elif device.type != "cpu":
         reasons.append(f"device {device} (kernels run on cpu and cuda)")
-    if any(tensor.layout is not torch.strided for tensor in tensors):
-        reasons.append("layout " + _listed(tensor.layout for tensor in tensors))
     if torch._C._are_functorch_transforms_active():
         reasons.append("a torch.func transform is active")
     if forward_ad._current_level >= 0 and any(
@@ -152,10 +153,6 @@ def tensor_reasons(*tensors: torch.Tensor) -> list[str]:
     if torch._C._is_torch_function_mode_enabled() and _mode_intervenes():
         reasons.append("a __torch_function__ mode is active")
     return reasons
-
-
-def _listed(values) -> str:
-    return ", ".join(str(value) for value in values)
 
 
 def _overrides_torch(tensor: torch.Tensor) -> bool:

@@ -48,6 +48,24 @@ torch::headeronly::ScalarType accumulate_dtype(ScalarType type) {
                                      : torch::headeronly::ScalarType::Float;
 }
 
+Tensor new_tensor(const Tensor& like, const std::vector<int64_t>& sizes,
+                  torch::headeronly::ScalarType dtype) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t stride = 1;
+  for (size_t d = sizes.size(); d-- > 0;) {
+    strides[d] = stride;
+    stride *= sizes[d] > 1 ? sizes[d] : 1;
+  }
+  int32_t device_type = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
+      torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)), device_type,
+      like.get_device_index(), &handle));
+  return Tensor(handle);
+}
+
 Rows::Rows(const Tensor& source) : tensor(source) {
   std::optional<int64_t> evenly = row_stride(source);
   if (!evenly) {

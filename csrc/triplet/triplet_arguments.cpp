@@ -33,7 +33,7 @@ const Tensor& checked(const Tensor& anchor) {
 Tensor gradient_like(const Tensor& anchor, bool wanted) {
   std::vector<int64_t> sizes{0};
   if (wanted) sizes.assign(anchor.sizes().begin(), anchor.sizes().end());
-  return torch::stable::new_empty(anchor, sizes);
+  return new_tensor(anchor, sizes, anchor.scalar_type());
 }
 
 void* data_or_null(const Tensor& tensor) {
@@ -76,9 +76,9 @@ TripletForwardResults::TripletForwardResults(const Tensor& a, const TripletArgum
   const torch::headeronly::ScalarType accumulate = accumulate_dtype(in.type);
   std::vector<int64_t> sizes;
   if (reduction == Reduction::none) sizes.assign(a.sizes().begin(), a.sizes().end() - 1);
-  loss = torch::stable::new_empty(a, sizes, float32_loss ? accumulate : a.scalar_type());
+  loss = new_tensor(a, sizes, float32_loss ? accumulate : a.scalar_type());
   sizes.assign({save_state ? in.rows : 0, state_columns(in.norm)});
-  state = torch::stable::new_empty(a, sizes, accumulate);
+  state = new_tensor(a, sizes, accumulate);
 }
 
 TripletForward triplet_forward_params(const TripletArguments& arguments,
@@ -98,13 +98,13 @@ TripletBackwardResults::TripletBackwardResults(const Tensor& upstream, const Ten
                                                Reduction reduction, bool anchor_needs_grad,
                                                bool positive_needs_grad, bool negative_needs_grad)
     : grad_loss(upstream),
-      state(torch::stable::contiguous(forward_state)),
+      state(forward_state),
       grad_anchor(gradient_like(a, anchor_needs_grad)),
       grad_positive(gradient_like(a, positive_needs_grad)),
       grad_negative(gradient_like(a, negative_needs_grad)) {
   const TripletInputs& in = arguments.inputs;
   STD_TORCH_CHECK(state.scalar_type() == accumulate_dtype(in.type) &&
-                      state.device() == a.device() &&
+                      state.device() == a.device() && state.is_contiguous() &&
                       state.numel() == in.rows * state_columns(in.norm),
                   "state: expected the second result of triplet_forward on the same inputs");
   const int64_t expected = reduction == Reduction::none ? in.rows : 1;

@@ -7,7 +7,6 @@
 #include <torch/headeronly/util/Exception.h>
 
 #include <tuple>
-#include <vector>
 
 #include "common/cuda_stream.h"
 #include "triplet/triplet_arguments.h"
@@ -42,14 +41,12 @@ std::tuple<Tensor, Tensor> triplet_forward(Tensor anchor, Tensor positive, Tenso
   const TripletArguments arguments(anchor, positive, negative, p, eps, swap);
   TripletForwardResults results(anchor, arguments, reduction, float32_loss, save_state);
   const TripletForward params = triplet_forward_params(arguments, results, margin, reduction);
-  const TripletPolicy policy =
-      triplet_policy(params.inputs, multiprocessors(device), checked_form(form));
+  const TripletPolicy policy = triplet_policy(params, multiprocessors(device), checked_form(form));
 
   Tensor scratch;
   void* scratch_data = nullptr;
   if (const int64_t bytes = triplet_forward_scratch_bytes(params, policy)) {
-    const std::vector<int64_t> sizes{bytes};
-    scratch = torch::stable::new_empty(anchor, sizes, torch::headeronly::ScalarType::Byte);
+    scratch = new_tensor(anchor, {bytes}, torch::headeronly::ScalarType::Byte);
     scratch_data = scratch.mutable_data_ptr();
   }
   const auto stream = static_cast<cudaStream_t>(current_cuda_stream(device));
@@ -70,7 +67,7 @@ std::tuple<Tensor, Tensor, Tensor> triplet_backward(Tensor grad_loss, Tensor anc
   const TripletBackwardResults results(grad_loss, anchor, state, arguments, reduction,
                                        anchor_needs_grad, positive_needs_grad, negative_needs_grad);
   const TripletPolicy policy =
-      triplet_policy(results.params.inputs, multiprocessors(device), checked_form(form));
+      triplet_policy(results.params, multiprocessors(device), checked_form(form));
   const auto stream = static_cast<cudaStream_t>(current_cuda_stream(device));
   check_launch(launch_triplet_backward(results.params, policy, stream));
   return {results.grad_anchor, results.grad_positive, results.grad_negative};

@@ -22,7 +22,7 @@
 namespace fused_ops {
 
 constexpr int kMaxTripletWarps = 32;  // of the largest block
-constexpr int kSumThreads = 1024;     // of triplet_loss_sum
+constexpr int kFinishThreads = 1024;  // of the one block that finishes or adds what others left
 
 // |x|_p while elements come in; for p = inf also how many attain the maximum.
 template <Norm norm, typename T>
@@ -100,7 +100,7 @@ __device__ inline auto partial_distances(const TripletInputs& in, int64_t row, i
   const T eps = static_cast<T>(in.eps);
   Distances<norm, T> distances;
   const int64_t whole = begin + (end - begin) / width * width;
-#pragma unroll 2
+#pragma unroll 4
   for (int64_t d = begin + thread * width; d < whole; d += stride * width) {
     const auto a = load<width>(anchor + d);
     const auto p = load<width>(positive + d);
@@ -206,19 +206,15 @@ __global__ void __launch_bounds__(1024)
   if (gridDim.x == 1) finish_block<scalar>(params, loss, partial_sums);
 }
 
-// A row to a warp; `segments` is (rows, segment_count).
+// One block, a row to a warp: only few rows are split. `segments` is (rows, segment_count).
 template <typename scalar, Norm norm>
 __global__ void __launch_bounds__(1024)
     triplet_forward_finish(const __grid_constant__ TripletForward params, int64_t segment_count,
-                           typename AccumulateType<scalar>::type* partial_sums,
                            const Distances<norm, typename AccumulateType<scalar>::type>* segments) {
   using T = typename AccumulateType<scalar>::type;
   const int thread = threadIdx.x % kWarpSize;
-  const int64_t warps = blockDim.x / kWarpSize;
-  const int64_t rows = params.inputs.rows;
   T loss = 0;
-  for (int64_t row = blockIdx.y * warps + threadIdx.x / kWarpSize; row < rows;
-       row += gridDim.y * warps) {
+  for (int64_t row = threadIdx.x / kWarpSize; row < params.inputs.rows; row += kMaxTripletWarps) {
     Distances<norm, T> distances;
     for (int64_t i = thread; i < segment_count; i += kWarpSize) {
       distances.merge(segments[row * segment_count + i]);
@@ -226,19 +222,19 @@ __global__ void __launch_bounds__(1024)
     distances = reduce_group<Distances<norm, T>>(distances, kWarpSize, nullptr);
     if (thread == 0) loss += finish_row<scalar>(params, row, distances);
   }
-  finish_block<scalar>(params, loss, partial_sums);
+  finish_block<scalar>(params, loss, static_cast<T*>(nullptr));
 }
 
 // One block adds `count` partial sums, in float64 since there are few.
 template <typename scalar>
-__global__ void __launch_bounds__(kSumThreads)
+__global__ void __launch_bounds__(kFinishThreads)
     triplet_loss_sum(const __grid_constant__ TripletForward params, int64_t count,
                      const typename AccumulateType<scalar>::type* partial_sums) {
   using T = typename AccumulateType<scalar>::type;
   __shared__ Sum<double> shared[kMaxTripletWarps];
   Sum<double> sum;
-  for (int64_t i = threadIdx.x; i < count; i += kSumThreads) sum.value += partial_sums[i];
-  sum = reduce_group(sum, kSumThreads, shared);
+  for (int64_t i = threadIdx.x; i < count; i += kFinishThreads) sum.value += partial_sums[i];
+  sum = reduce_group(sum, kFinishThreads, shared);
   if (threadIdx.x == 0) store_reduced_loss<scalar>(params, static_cast<T>(sum.value));
 }
 

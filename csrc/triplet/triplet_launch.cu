@@ -45,26 +45,33 @@ auto dispatch(const TripletInputs& in, Function&& function) {
   });
 }
 
-// Scratch: the partial sums of the blocks, then the partial distances of the segments.
-int64_t partial_sum_bytes(const TripletPolicy& policy) {
-  return (policy.row_blocks * 8 + 15) / 16 * 16;
+TripletPolicy choose(const TripletInputs& in, bool vectorised, bool reduces, int multiprocessors,
+                     TripletForm form) {
+  const int size = element_size(in.type);
+  return choose_triplet_policy(in.rows, in.dim, size, vectorised ? 16 / size : 1, reduces,
+                               multiprocessors, form);
 }
 
 }  // namespace
 
-TripletPolicy triplet_policy(const TripletInputs& in, int multiprocessors, TripletForm form) {
-  const int size = element_size(in.type);
-  const int width = aligned(in) ? 16 / size : 1;
-  return choose_triplet_policy(in.rows, in.dim, size, width, multiprocessors, form);
+TripletPolicy triplet_policy(const TripletForward& params, int multiprocessors, TripletForm form) {
+  return choose(params.inputs, aligned(params.inputs), params.reduction != Reduction::none,
+                multiprocessors, form);
 }
 
+TripletPolicy triplet_policy(const TripletBackward& params, int multiprocessors, TripletForm form) {
+  return choose(params.inputs, aligned(params), false, multiprocessors, form);
+}
+
+// Scratch holds the partial distances of segments or else the partial sums of blocks.
 int64_t triplet_forward_scratch_bytes(const TripletForward& params, const TripletPolicy& policy) {
-  const bool sums = params.reduction != Reduction::none && policy.row_blocks > 1;
-  if (policy.segments == 1) return sums ? partial_sum_bytes(policy) : 0;
-  return dispatch(params.inputs, [&](auto* pointer, auto norm) {
+  return dispatch(params.inputs, [&](auto* pointer, auto norm) -> int64_t {
     using T = typename AccumulateType<std::remove_pointer_t<decltype(pointer)>>::type;
-    return partial_sum_bytes(policy) + params.inputs.rows * policy.segments *
-                                           static_cast<int64_t>(sizeof(Distances<norm.value, T>));
+    if (policy.segments > 1) {
+      return params.inputs.rows * policy.segments * sizeof(Distances<norm.value, T>);
+    }
+    const bool sums = params.reduction != Reduction::none && policy.row_blocks > 1;
+    return sums ? policy.row_blocks * sizeof(T) : 0;
   });
 }
 
@@ -75,20 +82,17 @@ cudaError_t launch_triplet_forward(const TripletForward& params, const TripletPo
     using T = typename AccumulateType<scalar>::type;
     constexpr Norm norm = norm_constant.value;
     T* partial_sums = static_cast<T*>(scratch);
-    auto* segments = reinterpret_cast<Distances<norm, T>*>(static_cast<char*>(scratch) +
-                                                           partial_sum_bytes(policy));
+    auto* segments = static_cast<Distances<norm, T>*>(scratch);
     const auto kernel = aligned(params.inputs) ? triplet_forward<scalar, norm, true>
                                                : triplet_forward<scalar, norm, false>;
     kernel<<<grid_of(policy), policy.threads_per_block, 0, stream>>>(
         params, policy.threads_per_row, policy.segment_size, partial_sums, segments);
     if (policy.segments > 1) {
-      const dim3 grid(1, static_cast<unsigned>(policy.row_blocks));
-      triplet_forward_finish<scalar, norm><<<grid, policy.threads_per_block, 0, stream>>>(
-          params, policy.segments, partial_sums, segments);
-    }
-    if (policy.row_blocks > 1 && params.reduction != Reduction::none) {
+      triplet_forward_finish<scalar, norm>
+          <<<1, kFinishThreads, 0, stream>>>(params, policy.segments, segments);
+    } else if (policy.row_blocks > 1 && params.reduction != Reduction::none) {
       triplet_loss_sum<scalar>
-          <<<1, kSumThreads, 0, stream>>>(params, policy.row_blocks, partial_sums);
+          <<<1, kFinishThreads, 0, stream>>>(params, policy.row_blocks, partial_sums);
     }
     return cudaGetLastError();
   });

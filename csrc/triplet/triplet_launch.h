@@ -12,8 +12,9 @@
 
 namespace fused_ops {
 
-// The policy for `inputs`, whose rows are read through vector accesses where alignment allows.
-TripletPolicy triplet_policy(const TripletInputs& inputs, int multiprocessors, TripletForm form);
+// The policies. Rows are read through vector accesses where their alignment allows.
+TripletPolicy triplet_policy(const TripletForward& params, int multiprocessors, TripletForm form);
+TripletPolicy triplet_policy(const TripletBackward& params, int multiprocessors, TripletForm form);
 
 // Bytes of scratch memory that the forward needs under `policy`.
 int64_t triplet_forward_scratch_bytes(const TripletForward& params, const TripletPolicy& policy);

@@ -32,9 +32,9 @@ constexpr int kTripletBlock = 256;
 constexpr int kTripletSmallBlock = 1024;
 constexpr int64_t kTripletMaxRowBlocks = 65535;  // the limit of gridDim.y
 
-// `width` is how many elements one access moves.
+// `width` is how many elements one access moves; `reduces` is whether the rows' losses are added.
 inline TripletPolicy choose_triplet_policy(int64_t rows, int64_t dim, int element_size, int width,
-                                           int multiprocessors, TripletForm form) {
+                                           bool reduces, int multiprocessors, TripletForm form) {
   const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   const int64_t accesses = ceil_div(dim, width);  // of a row
   const int64_t resident = int64_t{multiprocessors} * 2048;
@@ -50,13 +50,16 @@ inline TripletPolicy choose_triplet_policy(int64_t rows, int64_t dim, int elemen
 
   TripletPolicy policy{form, kTripletBlock, kTripletBlock, 1, dim, 1};
   if (form == TripletForm::warp) {
+    // One block writes the reduced loss itself, which saves the second launch (about 4 us of host
+    // time); past half a megabyte one multiprocessor would read longer than that. Its few threads
+    // must each have several loads in flight, which a second warp's would do elsewhere.
+    const bool small = reduces && 3 * rows * dim * element_size <= 512 * 1024;
+    const int64_t lanes = small ? ceil_div(accesses, 4) : accesses;
     policy.threads_per_row = 1;
-    while (policy.threads_per_row < 32 && policy.threads_per_row < accesses) {
+    while (policy.threads_per_row < 32 && policy.threads_per_row < lanes) {
       policy.threads_per_row *= 2;
     }
-    // One block writes the reduced loss itself, which saves the second launch (about 4 us of host
-    // time); past half a megabyte one multiprocessor would read longer than that.
-    if (3 * rows * dim * element_size <= 512 * 1024) policy.threads_per_block = kTripletSmallBlock;
+    if (small) policy.threads_per_block = kTripletSmallBlock;
   }
   if (form == TripletForm::split) {
     const int64_t least = int64_t{4} * kTripletBlock * width;  // elements worth a block

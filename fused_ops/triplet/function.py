@@ -135,14 +135,18 @@ def _explain(
         return Dispatch("triplet_margin_loss", "pytorch", reasons=reasons)
     details = {"device": anchor.device.type, "dtype": str(anchor.dtype).removeprefix("torch.")}
     if anchor.device.type == "cuda":
-        properties = torch.cuda.get_device_properties(anchor.device)
         dim = anchor.shape[-1]
-        aligned = all(
-            tensor.data_ptr() % 16 == 0 and tensor.stride(-2 if tensor.dim() > 1 else -1)
-            for tensor in (anchor, positive, negative)
-        )
         details |= native.triplet_policy(
-            anchor.numel() // dim, dim, anchor.element_size(), aligned,
-            properties.multi_processor_count,
-        )  # fmt: skip
+            rows=anchor.numel() // dim,
+            dim=dim,
+            element_size=anchor.element_size(),
+            aligned=all(map(_rows_are_aligned, (anchor, positive, negative))),
+            reduces=reduction != "none",
+            multiprocessors=torch.cuda.get_device_properties(anchor.device).multi_processor_count,
+        )
     return Dispatch("triplet_margin_loss", "fused", details)
+
+
+def _rows_are_aligned(tensor: torch.Tensor) -> bool:
+    stride = tensor.stride(-2) if tensor.dim() > 1 else 0
+    return tensor.data_ptr() % 16 == 0 and stride * tensor.element_size() % 16 == 0

@@ -68,7 +68,7 @@ class TripletMarginLossFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_loss):
         *inputs, state = ctx.saved_tensors
-        margin, p, eps, swap, reduction = ctx.settings
+        _, p, eps, swap, reduction = ctx.settings
         needs_grad = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():
             check_fallback("triplet_margin_loss", ["its gradient is to be differentiated"])
@@ -76,7 +76,7 @@ class TripletMarginLossFunction(torch.autograd.Function):
         else:
             gradients = backward(grad_loss, *inputs, state, p, eps, swap, reduction, *needs_grad)
         return (
-            *(gradient if needed else None for gradient, needed in zip(gradients, needs_grad)),
+            *(gradient if needed else None for gradient, needed in zip(gradients, needs_grad, strict=True)),
             None, None, None, None, None, None,
         )  # fmt: skip
 
@@ -86,6 +86,6 @@ def _differentiable_gradients(grad_loss, inputs, needs_grad, settings):
     views = [tensor.view_as(tensor) for tensor in inputs]
     # Under autocast the loss has the gradient's wider dtype.
     loss = torch.triplet_margin_loss(*(view.to(grad_loss.dtype) for view in views), *settings)
-    wanted = [view for view, needed in zip(views, needs_grad) if needed]
+    wanted = [view for view, needed in zip(views, needs_grad, strict=True) if needed]
     gradients = iter(torch.autograd.grad(loss, wanted, grad_loss, create_graph=True))
     return [next(gradients) if needed else None for needed in needs_grad]

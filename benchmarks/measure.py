@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""How a callable is measured. All times are in microseconds."""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+L2_FLUSH_BYTES = 256 * 2**20  # several times the L2 of any GPU we know
+GRAPH_CALLS = 20
+GRAPH_WORTH_US = 500  # above it launch gaps no longer matter
+
+
+def device_times(call: Callable, runs: int) -> list[float]:
+    """The GPU time of single calls, each after the L2 has been overwritten."""
+    flush = torch.empty(L2_FLUSH_BYTES, dtype=torch.int8, device="cuda")
+    events = []
+    for _ in range(runs):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        flush.zero_()
+        start.record()
+        call()
+        end.record()
+        events.append((start, end))
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) * 1e3 for start, end in events]
+
+
+def wall_time(call: Callable, calls: int) -> float:
+    """The time of one of many calls back to back, host and device together."""
+    _synchronize()
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    _synchronize()
+    return (time.perf_counter() - start) / calls * 1e6
+
+
+def cpu_times(call: Callable, runs: int) -> list[float]:
+    times = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        call()
+        times.append((time.perf_counter() - start) * 1e6)
+    return times
+
+
+def graph_time(call: Callable) -> float | None:
+    """The time of a call inside a CUDA graph, warm caches; None where it cannot be captured."""
+    stream = torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.stream(stream):
+            call()
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(GRAPH_CALLS):
+                call()
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return None
+    graph.replay()
+    return statistics.median(device_times_warm(graph.replay, 15)) / GRAPH_CALLS
+
+
+def device_times_warm(call: Callable, runs: int) -> list[float]:
+    events = []
+    for _ in range(runs):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        events.append((start, end))
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) * 1e3 for start, end in events]
+
+
+def peak_bytes(call: Callable) -> int:
+    """The most CUDA memory allocated during a call, what it is given included."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated()
+
+
+def launches(call: Callable) -> int:
+    """Kernels, copies and fills that a call puts on the GPU."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
+
+
+def measure(call: Callable, device: str) -> dict:
+    """The timing fields of a row, for a call that has been warmed up."""
+    if device == "cpu":
+        once = statistics.median(cpu_times(call, 3))
+        times = cpu_times(call, max(7, min(1000, int(1e6 / once))))
+        return summary(times) | {"wall_us": statistics.median(times)}
+    once = statistics.median(device_times(call, 3))
+    times = device_times(call, max(11, min(101, int(4e5 / once))))
+    row = summary(times)
+    row["wall_us"] = wall_time(call, max(5, min(300, int(3e5 / once))))
+    if once < GRAPH_WORTH_US:
+        row["graph_us"] = graph_time(call)
+    row["launches"] = launches(call)
+    row["peak_bytes"] = peak_bytes(call)
+    return row
+
+
+def summary(times: list[float]) -> dict:
+    quartiles = statistics.quantiles(times, n=4)
+    return {
+        "time_us": statistics.median(times),
+        "time_iqr_us": quartiles[2] - quartiles[0],
+        "mean_us": statistics.mean(times),
+        "std_us": statistics.stdev(times),
+    }
+
+
+def bandwidth(device: str) -> float:
+    """Bytes a second that the card moves at best: the larger of a sum and a copy of 2 GiB."""
+    if device == "cpu":
+        return float("nan")
+    data = torch.ones(2**29, device=device)
+    copy = torch.empty_like(data)
+    read = statistics.median(device_times(data.sum, 11))
+    both = statistics.median(device_times(lambda: copy.copy_(data), 11))
+    size = data.numel() * data.element_size()
+    return max(size / read, 2 * size / both) * 1e6
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What is installed and what runs where: python -m fused_ops.env_info [--json].
+
+Exits with 1 where the native module is missing or broken.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+
+import torch
+
+import fused_ops
+from fused_ops._library import native, why_not
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def _triplet_arguments(dtype: torch.dtype, device: str) -> tuple:
+    return tuple(torch.ones(2, 8, dtype=dtype, device=device) for _ in range(3))
+
+
+OPS = {fused_ops.triplet_margin_loss: (_triplet_arguments, "p 1, 2, inf; any dim")}
+
+
+def _driver() -> str | None:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True).stdout.split("\n")[0] or None
+    except OSError:
+        return None
+
+
+def _gpus() -> list[dict]:
+    if not torch.cuda.is_available():
+        return []
+    return [
+        {
+            "name": torch.cuda.get_device_name(index),
+            "capability": "{}.{}".format(*torch.cuda.get_device_capability(index)),
+        }
+        for index in range(torch.cuda.device_count())
+    ]
+
+
+def _paths(device: str) -> dict[str, dict[str, str]]:
+    """For each op and dtype: fused, or why not."""
+    table = {}
+    for function, (arguments, limits) in OPS.items():
+        row = {"limits": limits}
+        for dtype in DTYPES:
+            dispatch = fused_ops.explain(function, *arguments(dtype, device))
+            name = str(dtype).removeprefix("torch.")
+            row[name] = "; ".join([dispatch.path, *dispatch.reasons])
+        table[function.__name__] = row
+    return table
+
+
+def collect() -> dict:
+    """All facts, as data."""
+    build = native.build_info() if native else None
+    disabled = os.environ.get("FUSED_OPS_DISABLE_NATIVE") == "1"
+    gpus = _gpus()
+    return {
+        "fused_ops": fused_ops.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "libc": " ".join(platform.libc_ver()),
+        "torch": torch.__version__,
+        "torch_cuda": torch.version.cuda,
+        "driver": _driver(),
+        "gpus": gpus,
+        "native_loaded": native is not None,
+        "native_problem": why_not or None,
+        "build": build,
+        "paths": {device: _paths(device) for device in (["cpu", "cuda"] if gpus else ["cpu"])},
+        "broken": native is None and not disabled,
+    }
+
+
+def _lines(facts: dict):
+    for name in ("fused_ops", "python", "platform", "libc", "torch"):
+        yield f"{name:14} {facts[name]}"
+    yield f"{'torch CUDA':14} {facts['torch_cuda'] or 'none (CPU build)'}"
+    yield f"{'driver':14} {facts['driver'] or 'none found'}"
+    for gpu in facts["gpus"] or [{"name": "none", "capability": "-"}]:
+        yield f"{'GPU':14} {gpu['name']}, compute capability {gpu['capability']}"
+    if facts["native_loaded"]:
+        build = facts["build"]
+        kernels = (
+            f"CUDA {build['cuda']} for {build['architectures']}"
+            if build["cuda"]
+            else "none for CUDA (no nvcc was found when it was built)"
+        )
+        yield f"{'native module':14} loaded; torch {build['torch_target']}+, {build['compiler']}"
+        yield f"{'kernels':14} CPU; {kernels}"
+    else:
+        yield f"{'native module':14} not loaded: {facts['native_problem']}"
+    for device, table in facts["paths"].items():
+        for op, row in table.items():
+            yield f"\n{op} on {device} ({row['limits']})"
+            for dtype in (str(dtype).removeprefix("torch.") for dtype in DTYPES):
+                yield f"  {dtype:12} {row[dtype]}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m fused_ops.env_info", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args()
+    facts = collect()
+    print(json.dumps(facts, indent=2) if arguments.json else "\n".join(_lines(facts)))
+    return int(facts["broken"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
