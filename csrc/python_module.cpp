@@ -4,6 +4,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include "svgd/svgd.h"
 #include "triplet/triplet_limits.h"
 #include "triplet/triplet_tuning.h"
 
@@ -39,6 +40,9 @@ PYBIND11_MODULE(_C, module) {
       "What the module was built with. `cuda` is empty where the CUDA kernels were left out.");
 
   module.attr("DTYPES") = as_tuple(fused_ops::kScalarTypeNames);
+  module.attr("STEIN_KERNELS") = as_tuple(fused_ops::kSteinKernels);
+  module.attr("BANDWIDTH_RULES") = as_tuple(fused_ops::kBandwidthRules);
+
   module.attr("TRIPLET_NORMS") = as_tuple(fused_ops::kTripletNorms);
   module.attr("TRIPLET_STATE_COLUMNS") = as_tuple(fused_ops::kTripletStateColumns);
   module.attr("TRIPLET_FORMS") = as_tuple(fused_ops::kTripletForms);

@@ -4,6 +4,7 @@
 import torch  # noqa: F401  (first: it loads the libraries that the native module needs)
 
 from fused_ops._support import Dispatch, FallbackError, explain, set_fallback
+from fused_ops.svgd import median_bandwidth, svgd_phi, svgd_step
 from fused_ops.triplet import TripletMarginLoss, triplet_margin_loss
 
 __version__ = "0.1.0"
@@ -13,6 +14,9 @@ __all__ = [
     "FallbackError",
     "TripletMarginLoss",
     "explain",
+    "median_bandwidth",
     "set_fallback",
+    "svgd_phi",
+    "svgd_step",
     "triplet_margin_loss",
 ]

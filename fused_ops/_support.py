@@ -125,19 +125,19 @@ def tensor_reasons(*tensors: torch.Tensor) -> list[str]:
     """The reasons against any kernel of ours on these tensors; none where kernels may run."""
     if native is None:
         return [why_not]
-    reasons = []
-    first = tensors[0]
-    dtype, device = first.dtype, first.device
     # This runs before every call: plain comparisons first, texts only where one fails.
     for tensor in tensors:
         if type(tensor) not in _PLAIN_TENSORS and _overrides_torch(tensor):
             return [f"{type(tensor).__name__} is not a plain torch.Tensor"]
+        if tensor.is_nested or tensor.layout is not torch.strided:
+            return ["a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"]
+    reasons = []
+    dtype, device = tensors[0].dtype, tensors[0].device
+    for tensor in tensors:
         if tensor.dtype != dtype:
             reasons.append(f"mixed dtypes {dtype} and {tensor.dtype}")
         if tensor.device != device:
             reasons.append(f"mixed devices {device} and {tensor.device}")
-        if tensor.layout is not torch.strided:
-            reasons.append(f"layout {tensor.layout}")
     if dtype not in DTYPES:
         reasons.append(f"dtype {dtype} (kernels take {', '.join(native.DTYPES)})")
     if device.type == "cuda":

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The CUDA ops: arguments, allocation, device guard, current stream, launch.
 
-#include <cuda_runtime_api.h>
-#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/headeronly/util/Exception.h>
 
 #include <tuple>
 
-#include "common/cuda_stream.h"
+#include "common/cuda_launch.h"
 #include "triplet/triplet_arguments.h"
 #include "triplet/triplet_launch.h"
 
@@ -21,27 +19,17 @@ TripletForm checked_form(int64_t form) {
   return static_cast<TripletForm>(form);
 }
 
-void check_launch(cudaError_t error) {
-  STD_TORCH_CHECK(error == cudaSuccess, "CUDA: ", cudaGetErrorString(error));
-}
-
-int multiprocessors(int device) {
-  int count = 0;
-  check_launch(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  return count;
-}
-
 std::tuple<Tensor, Tensor> triplet_forward(Tensor anchor, Tensor positive, Tensor negative,
                                            double margin, double p, double eps, bool swap,
                                            int64_t reduction_, bool float32_loss, bool save_state,
                                            int64_t form) {
-  const int32_t device = anchor.get_device_index();
-  const torch::stable::accelerator::DeviceGuard guard(device);
+  const CudaContext context(anchor);
   const Reduction reduction = triplet_reduction(reduction_);
   const TripletArguments arguments(anchor, positive, negative, p, eps, swap);
   TripletForwardResults results(anchor, arguments, reduction, float32_loss, save_state);
   const TripletForward params = triplet_forward_params(arguments, results, margin, reduction);
-  const TripletPolicy policy = triplet_policy(params, multiprocessors(device), checked_form(form));
+  const TripletPolicy policy =
+      triplet_policy(params, context.multiprocessors(), checked_form(form));
 
   Tensor scratch;
   void* scratch_data = nullptr;
@@ -49,8 +37,7 @@ std::tuple<Tensor, Tensor> triplet_forward(Tensor anchor, Tensor positive, Tenso
     scratch = new_tensor(anchor, {bytes}, torch::headeronly::ScalarType::Byte);
     scratch_data = scratch.mutable_data_ptr();
   }
-  const auto stream = static_cast<cudaStream_t>(current_cuda_stream(device));
-  check_launch(launch_triplet_forward(params, policy, scratch_data, stream));
+  check_cuda(launch_triplet_forward(params, policy, scratch_data, context.stream));
   return {results.loss, results.state};
 }
 
@@ -60,16 +47,14 @@ std::tuple<Tensor, Tensor, Tensor> triplet_backward(Tensor grad_loss, Tensor anc
                                                     int64_t reduction_, bool anchor_needs_grad,
                                                     bool positive_needs_grad,
                                                     bool negative_needs_grad, int64_t form) {
-  const int32_t device = anchor.get_device_index();
-  const torch::stable::accelerator::DeviceGuard guard(device);
+  const CudaContext context(anchor);
   const Reduction reduction = triplet_reduction(reduction_);
   const TripletArguments arguments(anchor, positive, negative, p, eps, swap);
   const TripletBackwardResults results(grad_loss, anchor, state, arguments, reduction,
                                        anchor_needs_grad, positive_needs_grad, negative_needs_grad);
   const TripletPolicy policy =
-      triplet_policy(results.params, multiprocessors(device), checked_form(form));
-  const auto stream = static_cast<cudaStream_t>(current_cuda_stream(device));
-  check_launch(launch_triplet_backward(results.params, policy, stream));
+      triplet_policy(results.params, context.multiprocessors(), checked_form(form));
+  check_cuda(launch_triplet_backward(results.params, policy, context.stream));
   return {results.grad_anchor, results.grad_positive, results.grad_negative};
 }
 

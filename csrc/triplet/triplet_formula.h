@@ -13,13 +13,8 @@
 
 #pragma once
 
+#include "common/host_device.h"
 #include "triplet/triplet.h"
-
-#ifdef __CUDACC__
-#define FUSED_OPS_HOST_DEVICE __host__ __device__
-#else
-#define FUSED_OPS_HOST_DEVICE
-#endif
 
 namespace fused_ops {
 
@@ -85,11 +80,10 @@ FUSED_OPS_HOST_DEVICE inline TripletCoefficients<T> coefficients(T upstream, con
 template <Norm norm, typename T>
 FUSED_OPS_HOST_DEVICE inline T scaled_phi(T x, T distance, T coefficient) {
   if constexpr (norm == Norm::two) return x * coefficient;
-  // A NaN element has no sign: it stays NaN.
-  const T sign = x > T(0) ? T(1) : x < T(0) ? T(-1) : x;
+  const T sign = x > T(0) ? T(1) : x < T(0) ? T(-1) : T(0);
   if constexpr (norm == Norm::one) return sign * coefficient;
   const T magnitude = x < T(0) ? -x : x;
-  return magnitude == distance || x != x ? sign * coefficient : T(0);
+  return magnitude == distance ? sign * coefficient : T(0);
 }
 
 }  // namespace fused_ops

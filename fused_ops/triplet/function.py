@@ -12,7 +12,7 @@ from fused_ops.triplet import ops
 _NORMS = frozenset(native.TRIPLET_NORMS) if native else frozenset()
 
 
-def _reasons(anchor, positive, negative, p) -> list[str]:
+def _reasons(anchor, positive, negative, margin, p, eps, swap) -> list[str]:
     """Why the kernels do not take a call; empty where they do."""
     reasons = tensor_reasons(anchor, positive, negative)
     if reasons:
@@ -23,9 +23,29 @@ def _reasons(anchor, positive, negative, p) -> list[str]:
         )
     if anchor.dim() == 0 or anchor.numel() == 0:
         reasons.append("empty or 0-dimensional inputs")
-    if p not in _NORMS:
+    if not (
+        isinstance(margin, (int, float)) and isinstance(eps, (int, float)) and type(swap) is bool
+    ):
+        reasons.append("margin and eps are no plain numbers, or swap is no bool")
+    if _needs_grad(anchor, positive, negative) and _any_inference(anchor, positive, negative):
+        reasons.append("an inference tensor, which autograd cannot keep for the backward")
+    if not isinstance(p, (int, float)) or p not in _NORMS:
         reasons.append(f"p={p} (kernels take {', '.join(map(str, sorted(_NORMS)))})")
     return reasons
+
+
+def _needs_grad(anchor, positive, negative) -> bool:
+    return torch.is_grad_enabled() and (
+        anchor.requires_grad or positive.requires_grad or negative.requires_grad
+    )
+
+
+def _any_inference(anchor, positive, negative) -> bool:
+    if (
+        torch.compiler.is_compiling()
+    ):  # which has no inference tensors, and cannot trace the question
+        return False
+    return anchor.is_inference() or positive.is_inference() or negative.is_inference()
 
 
 def triplet_margin_loss(
@@ -88,7 +108,7 @@ def triplet_margin_loss(
     reduction_number = _Reduction.get_enum(reduction)
     if margin <= 0:
         raise ValueError(f"margin must be greater than 0, got {margin}")
-    reasons = _reasons(anchor, positive, negative, p)
+    reasons = _reasons(anchor, positive, negative, margin, p, eps, swap)
     if reasons:
         check_fallback("triplet_margin_loss", reasons)
         reduction = ("none", "mean", "sum")[reduction_number]
@@ -96,9 +116,7 @@ def triplet_margin_loss(
     # As torch's autocast list has it: computed and returned in float32.
     float32_loss = torch.is_autocast_enabled(anchor.device.type)
     settings = margin, p, eps, swap, reduction_number, float32_loss
-    if torch.is_grad_enabled() and (
-        anchor.requires_grad or positive.requires_grad or negative.requires_grad
-    ):
+    if _needs_grad(anchor, positive, negative):
         return ops.TripletMarginLossFunction.apply(anchor, positive, negative, *settings)
     return ops.forward(anchor, positive, negative, *settings, False)[0]
 
@@ -130,7 +148,7 @@ def _explain(
     anchor, positive, negative, margin=1.0, p=2, eps=1e-6, swap=False, size_average=None,
     reduce=None, reduction="mean",
 ) -> Dispatch:  # fmt: skip
-    reasons = tuple(_reasons(anchor, positive, negative, p))
+    reasons = tuple(_reasons(anchor, positive, negative, margin, p, eps, swap))
     if reasons:
         return Dispatch("triplet_margin_loss", "pytorch", reasons=reasons)
     details = {"device": anchor.device.type, "dtype": str(anchor.dtype).removeprefix("torch.")}

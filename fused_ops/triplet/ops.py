@@ -75,10 +75,11 @@ class TripletMarginLossFunction(torch.autograd.Function):
             gradients = _differentiable_gradients(grad_loss, inputs, needs_grad, ctx.settings)
         else:
             gradients = backward(grad_loss, *inputs, state, p, eps, swap, reduction, *needs_grad)
-        return (
-            *(gradient if needed else None for gradient, needed in zip(gradients, needs_grad, strict=True)),
-            None, None, None, None, None, None,
-        )  # fmt: skip
+        wanted = (
+            gradient if needed else None
+            for gradient, needed in zip(gradients, needs_grad, strict=True)
+        )
+        return *wanted, None, None, None, None, None, None
 
 
 def _differentiable_gradients(grad_loss, inputs, needs_grad, settings):

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The contract of the SVGD update between its ops and its kernels (Liu & Wang, NeurIPS 2016).
+//
+//   phi_i = 1/N * sum_j [ K_ij * score_j + repulsion * grad_{x_j} K_ij ]
+//   rbf:  K_ij = exp(-d2_ij / (2h))            grad_{x_j} K_ij = K_ij * (x_i - x_j) / h
+//   imq:  K_ij = (1 + d2_ij / (2h))^(-1/2)     grad_{x_j} K_ij = K_ij^3 / 2 * (x_i - x_j) / h
+//
+// d2_ij is the sum of squared differences, always taken directly: |x|^2 + |y|^2 - 2xy loses digits
+// far from the origin. All arithmetic is in the accumulation type (float32; float64 for float64).
+
+#pragma once
+
+#include <cstdint>
+
+#include "common/scalar_type.h"
+
+namespace fused_ops {
+
+enum class SteinKernel : int8_t { rbf, imq };
+constexpr const char* kSteinKernels[] = {"rbf", "imq"};
+
+enum class BandwidthRule : int8_t { median, paper, reference };
+constexpr const char* kBandwidthRules[] = {"median", "paper", "reference"};
+
+// Squared distances are summed over blocks of this many dimensions first, so that their error does
+// not grow with the dimension.
+constexpr int kDimBlock = 32;
+
+// Up to this many particles an (N, N) matrix may be kept: 16 MB in float32.
+constexpr int64_t kMaxStoredParticles = 2048;
+
+struct SvgdParticles {
+  ScalarType type;
+  int64_t count;  // N
+  int64_t dim;
+  const void* data;  // (count, dim), rows `stride` elements apart
+  int64_t stride;
+};
+
+struct SvgdUpdate {
+  SvgdParticles particles;
+  const void* score;  // (count, dim) in the particles' type
+  int64_t score_stride;
+  const void* bandwidth;    // one element of the accumulation type, or null:
+  double bandwidth_number;  // then this one
+  SteinKernel kernel;
+  double repulsion;
+  bool step;  // whether the result is particles + step_size * phi rather than phi
+  double step_size;
+  void* result;  // (count, dim) contiguous
+};
+
+}  // namespace fused_ops

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "svgd/svgd_arguments.h"
+
+#include <torch/headeronly/util/Exception.h>
+
+#include <vector>
+
+namespace fused_ops {
+namespace {
+
+const Tensor& checked_score(const Tensor& score, const Tensor& particles) {
+  STD_TORCH_CHECK(score.scalar_type() == particles.scalar_type() &&
+                      score.device() == particles.device() && score.dim() == 2 &&
+                      score.size(0) == particles.size(0) && score.size(1) == particles.size(1),
+                  "score: expected the shape, dtype and device of particles");
+  return score;
+}
+
+}  // namespace
+
+Rows svgd_rows(const Tensor& particles) {
+  STD_TORCH_CHECK(particles.dim() == 2 && particles.numel() > 0,
+                  "particles: expected a non-empty matrix (N, dim)");
+  return Rows(particles);
+}
+
+SvgdParticles svgd_particles(const Rows& rows) {
+  return {kernel_scalar_type(rows.tensor, "particles"), rows.count, rows.dim,
+          rows.tensor.const_data_ptr(), rows.stride};
+}
+
+BandwidthRule bandwidth_rule(int64_t rule) {
+  STD_TORCH_CHECK(rule >= 0 && rule <= 2, "rule: expected 0 to 2, got ", rule);
+  return static_cast<BandwidthRule>(rule);
+}
+
+SvgdArguments::SvgdArguments(const Tensor& x, const Tensor& s,
+                             const std::optional<Tensor>& bandwidth, double bandwidth_number,
+                             int64_t kernel, double repulsion, std::optional<double> step_size)
+    : particles(svgd_rows(x)),
+      score(checked_score(s, x)),
+      result(new_tensor(x, {x.size(0), x.size(1)}, x.scalar_type())) {
+  STD_TORCH_CHECK(kernel == 0 || kernel == 1, "kernel: expected 0 or 1, got ", kernel);
+  update = {svgd_particles(particles),
+            score.tensor.const_data_ptr(),
+            score.stride,
+            nullptr,
+            bandwidth_number,
+            static_cast<SteinKernel>(kernel),
+            repulsion,
+            step_size.has_value(),
+            step_size.value_or(0),
+            result.mutable_data_ptr()};
+  if (bandwidth) {
+    STD_TORCH_CHECK(bandwidth->numel() == 1 && bandwidth->device() == x.device() &&
+                        bandwidth->scalar_type() == accumulate_dtype(update.particles.type),
+                    "bandwidth: expected one element of the accumulation type on the device of "
+                    "particles");
+    update.bandwidth = bandwidth->const_data_ptr();
+  }
+}
+
+}  // namespace fused_ops

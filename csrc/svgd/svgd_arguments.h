@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What the CPU and CUDA ops of SVGD share before their kernels differ.
+
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "common/tensors.h"
+#include "svgd/svgd.h"
+
+namespace fused_ops {
+
+// Each raises where the arguments are not ones that the kernels take.
+Rows svgd_rows(const Tensor& particles);
+SvgdParticles svgd_particles(const Rows& rows);
+BandwidthRule bandwidth_rule(int64_t rule);
+
+// The arguments of svgd_update, and its result allocated. The members keep alive what `update`
+// points to. `update.bandwidth` is the tensor's where one was given.
+struct SvgdArguments {
+  SvgdArguments(const Tensor& particles, const Tensor& score,
+                const std::optional<Tensor>& bandwidth, double bandwidth_number, int64_t kernel,
+                double repulsion, std::optional<double> step_size);
+
+  Rows particles, score;
+  Tensor result;
+  SvgdUpdate update;
+};
+
+}  // namespace fused_ops

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The CUDA ops: arguments, allocation, device guard, current stream, launches.
+
+#include <torch/csrc/stable/library.h>
+
+#include <optional>
+
+#include "common/cuda_launch.h"
+#include "svgd/svgd_arguments.h"
+#include "svgd/svgd_launch.h"
+
+namespace fused_ops {
+namespace {
+
+constexpr auto kByte = torch::headeronly::ScalarType::Byte;
+
+// The launches of one call, in their order. Scratch memory may be freed when the call returns: the
+// allocator hands it out again on the same stream only.
+struct SvgdLaunches {
+  explicit SvgdLaunches(const Tensor& like, const SvgdParticles& matrix)
+      : context(like),
+        tensor(like),
+        particles(matrix),
+        policy(svgd_policy(matrix, context.multiprocessors())) {
+    if (const int64_t bytes = svgd_distances_bytes(particles, policy)) {
+      distances = new_tensor(tensor, {bytes}, kByte);
+      stored = distances.mutable_data_ptr();
+      check_cuda(launch_svgd_distances(particles, stored, context.stream));
+    }
+  }
+
+  Tensor bandwidth(BandwidthRule rule) {
+    const Tensor scratch = new_tensor(tensor, {svgd_median_bytes(policy)}, kByte);
+    Tensor result = new_tensor(tensor, {}, accumulate_dtype(particles.type));
+    check_cuda(launch_svgd_bandwidth(particles, rule, policy, stored, scratch.mutable_data_ptr(),
+                                     result.mutable_data_ptr(), context.stream));
+    return result;
+  }
+
+  void update(const SvgdUpdate& update) {
+    Tensor partial;
+    void* partial_data = nullptr;
+    if (const int64_t bytes = svgd_partial_bytes(particles, policy)) {
+      partial = new_tensor(tensor, {bytes}, kByte);
+      partial_data = partial.mutable_data_ptr();
+    }
+    check_cuda(launch_svgd_update(update, policy, stored, partial_data, context.stream));
+  }
+
+  CudaContext context;
+  Tensor tensor;
+  SvgdParticles particles;
+  SvgdPolicy policy;
+  Tensor distances;
+  void* stored = nullptr;
+};
+
+Tensor svgd_bandwidth(Tensor particles, int64_t rule) {
+  const Rows rows = svgd_rows(particles);
+  return SvgdLaunches(particles, svgd_particles(rows)).bandwidth(bandwidth_rule(rule));
+}
+
+Tensor svgd_update(Tensor particles, Tensor score, std::optional<Tensor> bandwidth, int64_t rule,
+                   double bandwidth_number, int64_t kernel, double repulsion,
+                   std::optional<double> step_size) {
+  SvgdArguments arguments(particles, score, bandwidth, bandwidth_number, kernel, repulsion,
+                          step_size);
+  SvgdLaunches launches(particles, arguments.update.particles);
+  if (!bandwidth && rule >= 0) {
+    bandwidth = launches.bandwidth(bandwidth_rule(rule));
+    arguments.update.bandwidth = bandwidth->const_data_ptr();
+  }
+  launches.update(arguments.update);
+  return arguments.result;
+}
+
+Tensor svgd_distances(Tensor particles) {
+  const CudaContext context(particles);
+  const Rows rows = svgd_rows(particles);
+  const SvgdParticles matrix = svgd_particles(rows);
+  Tensor result =
+      new_tensor(particles, {matrix.count, matrix.count}, accumulate_dtype(matrix.type));
+  check_cuda(launch_svgd_distances(matrix, result.mutable_data_ptr(), context.stream));
+  return result;
+}
+
+}  // namespace
+}  // namespace fused_ops
+
+STABLE_TORCH_LIBRARY_IMPL(fused_ops, CUDA, library) {
+  library.impl("svgd_bandwidth", TORCH_BOX(&fused_ops::svgd_bandwidth));
+  library.impl("svgd_update", TORCH_BOX(&fused_ops::svgd_update));
+  library.impl("svgd_distances", TORCH_BOX(&fused_ops::svgd_distances));
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Squared distances of a tile of particles, the one place where CUDA code computes them: every pass
+// of the median and the update see the same bits.
+//
+// 256 threads form 16 x 16 groups; each thread holds an I x J patch of the tile in registers. The
+// coordinates pass through shared memory a block of dimensions at a time.
+
+#pragma once
+
+#include "common/device/vector.cuh"
+#include "svgd/svgd.h"
+
+namespace fused_ops {
+
+constexpr int kTileThreads = 256;
+constexpr int kTilePad = 4;  // keeps rows of shared memory on different banks, and 16-byte aligned
+
+template <typename T, int rows>
+using CoordinateTile = T[kDimBlock][rows + kTilePad];
+
+// Coordinates [d, d + kDimBlock) of particles [first, first + rows), zero past either end.
+template <int rows, typename scalar, typename T>
+__device__ inline void load_coordinates(const SvgdParticles& particles, int64_t first, int64_t d,
+                                        CoordinateTile<T, rows>& tile) {
+  const auto* data = static_cast<const scalar*>(particles.data);
+  for (int index = threadIdx.x; index < rows * kDimBlock; index += kTileThreads) {
+    const int row = index / kDimBlock;
+    const int k = index % kDimBlock;
+    const bool inside = first + row < particles.count && d + k < particles.dim;
+    tile[k][row] = inside ? to_accumulate(data[(first + row) * particles.stride + d + k]) : T(0);
+  }
+}
+
+// distances[a][b] is that of particles first_i + I * (thread / 16) + a and
+// first_j + J * (thread % 16) + b. All threads of the block must call it; it ends in a barrier.
+template <typename scalar, int I, int J, typename T>
+__device__ inline void tile_distances(const SvgdParticles& particles, int64_t first_i,
+                                      int64_t first_j, CoordinateTile<T, 16 * I>& tile_i,
+                                      CoordinateTile<T, 16 * J>& tile_j, T (&distances)[I][J]) {
+  const int i = I * (threadIdx.x / 16);
+  const int j = J * (threadIdx.x % 16);
+#pragma unroll
+  for (int a = 0; a < I; ++a) {
+#pragma unroll
+    for (int b = 0; b < J; ++b) distances[a][b] = T(0);
+  }
+  for (int64_t d = 0; d < particles.dim; d += kDimBlock) {
+    load_coordinates<16 * I, scalar>(particles, first_i, d, tile_i);
+    load_coordinates<16 * J, scalar>(particles, first_j, d, tile_j);
+    __syncthreads();
+    T sums[I][J] = {};
+    const int64_t left = particles.dim - d;
+    const int width = left < kDimBlock ? static_cast<int>(left) : kDimBlock;
+#pragma unroll 4
+    for (int k = 0; k < width; ++k) {
+#pragma unroll
+      for (int a = 0; a < I; ++a) {
+#pragma unroll
+        for (int b = 0; b < J; ++b) {
+          const T difference = tile_i[k][i + a] - tile_j[k][j + b];
+          sums[a][b] = fma(difference, difference, sums[a][b]);
+        }
+      }
+    }
+#pragma unroll
+    for (int a = 0; a < I; ++a) {
+#pragma unroll
+      for (int b = 0; b < J; ++b) distances[a][b] += sums[a][b];
+    }
+    __syncthreads();
+  }
+}
+
+// The same patch read from a stored (count, count) matrix.
+template <int I, int J, typename T>
+__device__ inline void stored_distances(const T* matrix, int64_t count, int64_t first_i,
+                                        int64_t first_j, T (&distances)[I][J]) {
+  const int64_t i = first_i + I * (threadIdx.x / 16);
+  const int64_t j = first_j + J * (threadIdx.x % 16);
+#pragma unroll
+  for (int a = 0; a < I; ++a) {
+#pragma unroll
+    for (int b = 0; b < J; ++b) {
+      const bool inside = i + a < count && j + b < count;
+      distances[a][b] = inside ? matrix[(i + a) * count + j + b] : T(0);
+    }
+  }
+}
+
+// Fills a (count, count) matrix, a 64 x 64 tile to a block.
+template <typename scalar>
+__global__ void __launch_bounds__(kTileThreads)
+    svgd_distances(const __grid_constant__ SvgdParticles particles,
+                   typename AccumulateType<scalar>::type* matrix) {
+  using T = typename AccumulateType<scalar>::type;
+  __shared__ CoordinateTile<T, 64> tile_i, tile_j;
+  T distances[4][4];
+  const int64_t first_i = int64_t{blockIdx.y} * 64;
+  const int64_t first_j = int64_t{blockIdx.x} * 64;
+  tile_distances<scalar>(particles, first_i, first_j, tile_i, tile_j, distances);
+  const int64_t i = first_i + 4 * (threadIdx.x / 16);
+  const int64_t j = first_j + 4 * (threadIdx.x % 16);
+  for (int a = 0; a < 4 && i + a < particles.count; ++a) {
+    for (int b = 0; b < 4 && j + b < particles.count; ++b) {
+      matrix[(i + a) * particles.count + j + b] = distances[a][b];
+    }
+  }
+}
+
+}  // namespace fused_ops

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The bandwidth rules and the kernel's weights, for every backend.
+
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "common/host_device.h"
+#include "svgd/svgd.h"
+
+namespace fused_ops {
+
+// 0-based ranks among the pairs i < j of the two middle values whose mean is the median, or equal;
+// -1 stands for a zero of the diagonal.
+struct MedianRanks {
+  int64_t lower;
+  int64_t upper;
+};
+
+inline MedianRanks median_ranks(BandwidthRule rule, int64_t count) {
+  if (rule == BandwidthRule::paper) {  // over the pairs i < j
+    const int64_t pairs = count * (count - 1) / 2;
+    return {pairs > 0 ? (pairs - 1) / 2 : -1, pairs > 0 ? pairs / 2 : -1};
+  }
+  // Over all N * N: the N zeros of the diagonal first, then each pair twice.
+  const int64_t total = count * count;
+  const auto pair_rank = [&](int64_t m) { return m < count ? int64_t{-1} : (m - count) / 2; };
+  const int64_t lower = pair_rank((total - 1) / 2);
+  return {lower, rule == BandwidthRule::median ? lower : pair_rank(total / 2)};
+}
+
+// h from the two middle squared distances and, where those are zero, from the mean squared distance
+// of the pairs. 1 where that is zero too.
+template <typename T>
+FUSED_OPS_HOST_DEVICE inline T bandwidth_of(BandwidthRule rule, int64_t count, T lower, T upper,
+                                            T mean) {
+  T middle = lower;
+  if (lower != upper) {
+    if (rule == BandwidthRule::paper) {  // the median of distances, not of their squares
+      const T distance = (std::sqrt(lower) + std::sqrt(upper)) / T(2);
+      middle = distance * distance;
+    } else {
+      middle = lower / T(2) + upper / T(2);
+    }
+  }
+  if (middle == T(0)) middle = mean;
+  if (middle == T(0)) return T(1);
+  const double particles = static_cast<double>(count);
+  const double divisor = rule == BandwidthRule::paper       ? 2 * std::log(particles)
+                         : rule == BandwidthRule::reference ? 2 * std::log(particles + 1)
+                         : std::log(particles) > 1          ? std::log(particles)
+                                                            : 1;
+  const T bandwidth = static_cast<T>(static_cast<double>(middle) / divisor);
+  return bandwidth == T(0) ? std::numeric_limits<T>::denorm_min() : bandwidth;
+}
+
+// What a kernel needs of h.
+template <typename T>
+struct KernelScale {
+  T half_inverse;  // 1 / (2h)
+  T repulsion;     // repulsion / h, for imq half of it
+
+  FUSED_OPS_HOST_DEVICE KernelScale(SteinKernel kernel, T bandwidth, T strength) {
+    // A subnormal h has no finite inverse; the largest number keeps 0 * (1/h) from being NaN.
+    const T most = std::numeric_limits<T>::max();
+    const T inverse = T(1) / bandwidth > most ? most : T(1) / bandwidth;
+    half_inverse = inverse / T(2);
+    repulsion = strength * (kernel == SteinKernel::imq ? half_inverse : inverse);
+  }
+};
+
+}  // namespace fused_ops

@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// CPU kernels of SVGD.
+//
+// Inner loops run over a fixed number of lanes (neighbouring particles j) with no floating-point
+// contraction, so every instruction set that FUSED_OPS_CLONES builds them for gives the same bits.
+
+#include "svgd/svgd_kernel_cpu.h"
+
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+
+#include "common/clones.h"
+#include "svgd/svgd_formula.h"
+
+namespace fused_ops {
+namespace {
+
+constexpr int64_t kColumnBlock = 512;  // particles j whose weights are in cache at a time
+
+template <typename T>
+using Key = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
+
+template <typename Function>
+auto dispatch(ScalarType type, Function&& function) {
+  switch (type) {
+    case ScalarType::float16:
+      return function(static_cast<c10::Half*>(nullptr));
+    case ScalarType::bfloat16:
+      return function(static_cast<c10::BFloat16*>(nullptr));
+    case ScalarType::float32:
+      return function(static_cast<float*>(nullptr));
+    default:
+      return function(static_cast<double*>(nullptr));
+  }
+}
+
+// Distances of particles [i, i + kRowBlock) from [j, j + columns), a multiple of the lanes.
+template <typename T>
+FUSED_OPS_CLONES void block_distances(const SvgdCpuParticles<T>& particles, int64_t i, int64_t j,
+                                      int64_t columns, T (&distances)[kRowBlock][kColumnBlock]) {
+  constexpr int lanes = kSvgdLanes<T>;
+  for (int64_t first = 0; first < columns; first += lanes) {
+    T total[kRowBlock][lanes] = {};
+    for (int64_t block = 0; block < particles.dim; block += kDimBlock) {
+      T sums[kRowBlock][lanes] = {};
+      const int64_t end = std::min(block + kDimBlock, particles.dim);
+      for (int64_t k = block; k < end; ++k) {
+        const T* row = particles.data + k * particles.padded;
+        for (int r = 0; r < kRowBlock; ++r) {
+          const T x = row[i + r];
+          for (int lane = 0; lane < lanes; ++lane) {
+            const T difference = x - row[j + first + lane];
+            sums[r][lane] += difference * difference;
+          }
+        }
+      }
+      for (int r = 0; r < kRowBlock; ++r) {
+        for (int lane = 0; lane < lanes; ++lane) total[r][lane] += sums[r][lane];
+      }
+    }
+    for (int r = 0; r < kRowBlock; ++r) {
+      std::copy(total[r], total[r] + lanes, distances[r] + first);
+    }
+  }
+}
+
+// As block_distances, from the stored matrix where there is one.
+template <typename T>
+void get_distances(const SvgdCpuParticles<T>& particles, int64_t i, int64_t j, int64_t columns,
+                   T (&distances)[kRowBlock][kColumnBlock]) {
+  if (particles.distances == nullptr) {
+    return block_distances(particles, i, j, columns, distances);
+  }
+  for (int64_t r = 0; r < std::min<int64_t>(kRowBlock, particles.count - i); ++r) {
+    const T* row = particles.distances + (i + r) * particles.padded + j;
+    std::copy(row, row + columns, distances[r]);
+  }
+}
+
+// Calls `visit(d2)` for each pair i < j whose i is in a row block.
+template <typename T, typename Visit>
+void for_each_pair(const SvgdCpuParticles<T>& particles, int64_t block, const Visit& visit) {
+  alignas(64) T distances[kRowBlock][kColumnBlock];
+  const int64_t i = block * kRowBlock;
+  const int64_t rows = std::min<int64_t>(kRowBlock, particles.count - i);
+  for (int64_t j = i / kSvgdLanes<T> * kSvgdLanes<T>; j < particles.count; j += kColumnBlock) {
+    const int64_t columns = std::min(kColumnBlock, particles.padded - j);
+    get_distances(particles, i, j, columns, distances);
+    const int64_t end = std::min(j + columns, particles.count);
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t other = std::max(j, i + r + 1); other < end; ++other) {
+        visit(distances[r][other - j]);
+      }
+    }
+  }
+}
+
+template <typename T>
+int digit_bits(int digit) {
+  return std::min(kCpuDigitBits, static_cast<int>(sizeof(T)) * 8 - 1 - kCpuDigitBits * digit);
+}
+
+template <typename T>
+int digit_shift(int digit) {
+  return std::max(0, static_cast<int>(sizeof(T)) * 8 - 1 - kCpuDigitBits * (digit + 1));
+}
+
+// e^x for x <= 0, within 2 units in the last place; 0 below the smallest normal result. The same
+// bits on every instruction set, which a library's exp does not promise.
+template <typename T>
+FUSED_OPS_INLINE T exp_nonpositive(T x) {
+  constexpr bool narrow = sizeof(T) == 4;
+  constexpr int mantissa = narrow ? 23 : 52;
+  constexpr T round = narrow ? T(12582912.0) : T(6755399441055744.0);  // 1.5 * 2^mantissa
+  constexpr T ln2_high = narrow ? T(0.693359375) : T(6.93147180369123816490e-01);
+  constexpr T ln2_low = narrow ? T(-2.12194440e-4) : T(1.90821492927058770002e-10);
+  constexpr T lowest = narrow ? T(-87.3) : T(-708.3);
+  const T clamped = x < lowest ? lowest : x;
+  const T shifted = clamped * T(1.44269504088896340736) + round;
+  const T n = shifted - round;
+  const T r = (clamped - n * ln2_high) - n * ln2_low;
+  // Taylor: |r| <= ln(2)/2, where the first term left out is below half a unit.
+  constexpr int degree = narrow ? 7 : 13;
+  constexpr double inverse_factorials[] = {1.0,
+                                           1.0,
+                                           1.0 / 2,
+                                           1.0 / 6,
+                                           1.0 / 24,
+                                           1.0 / 120,
+                                           1.0 / 720,
+                                           1.0 / 5040,
+                                           1.0 / 40320,
+                                           1.0 / 362880,
+                                           1.0 / 3628800,
+                                           1.0 / 39916800,
+                                           1.0 / 479001600,
+                                           1.0 / 6227020800.0};
+  T sum = static_cast<T>(inverse_factorials[degree]);
+  for (int term = degree - 1; term >= 0; --term) {
+    sum = sum * r + static_cast<T>(inverse_factorials[term]);
+  }
+  const Key<T> exponent = std::bit_cast<Key<T>>(shifted) << mantissa;
+  const T result = std::bit_cast<T>(std::bit_cast<Key<T>>(sum) + exponent);
+  return x != x ? x : x < lowest ? T(0) : result;
+}
+
+// Turns distances into K_ij and G_ij (what multiplies x_i - x_j), zero past `inside` columns.
+template <SteinKernel kernel, typename T>
+FUSED_OPS_CLONES void weights_of(const KernelScale<T>& scale, int64_t columns, int64_t inside,
+                                 T (&distances)[kRowBlock][kColumnBlock],
+                                 T (&repulsion)[kRowBlock][kColumnBlock]) {
+  for (int r = 0; r < kRowBlock; ++r) {
+    for (int64_t j = 0; j < columns; ++j) {
+      const T u = distances[r][j] * scale.half_inverse;
+      T k, g;
+      if constexpr (kernel == SteinKernel::rbf) {
+        k = exp_nonpositive(-u);
+        g = k * scale.repulsion;
+      } else {
+        k = T(1) / std::sqrt(T(1) + u);
+        g = k * k * k * scale.repulsion;
+      }
+      distances[r][j] = j < inside ? k : T(0);
+      repulsion[r][j] = j < inside ? g : T(0);
+    }
+  }
+}
+
+// Adds sum_j K_ij * score_j + G_ij * (x_i - x_j) over a block of columns to each (row, dimension).
+template <typename T>
+FUSED_OPS_CLONES void apply_weights(const SvgdCpuParticles<T>& particles, const T* score, int64_t i,
+                                    int64_t j, int64_t columns,
+                                    const T (&weights)[kRowBlock][kColumnBlock],
+                                    const T (&repulsion)[kRowBlock][kColumnBlock], T* sums) {
+  constexpr int lanes = kSvgdLanes<T>;
+  for (int64_t k = 0; k < particles.dim; ++k) {
+    const T* x = particles.data + k * particles.padded;
+    const T* s = score + k * particles.padded;
+    T lane_sums[kRowBlock][lanes] = {};
+    for (int64_t first = 0; first < columns; first += lanes) {
+      for (int r = 0; r < kRowBlock; ++r) {
+        const T x_i = x[i + r];
+        for (int lane = 0; lane < lanes; ++lane) {
+          const int64_t column = first + lane;
+          lane_sums[r][lane] +=
+              weights[r][column] * s[j + column] + repulsion[r][column] * (x_i - x[j + column]);
+        }
+      }
+    }
+    for (int r = 0; r < kRowBlock; ++r) {
+      T sum = 0;
+      for (int lane = 0; lane < lanes; ++lane) sum += lane_sums[r][lane];
+      sums[r * particles.dim + k] += sum;
+    }
+  }
+}
+
+template <typename scalar, typename T>
+void store_rows(const SvgdUpdate& update, const SvgdCpuParticles<T>& particles, int64_t i,
+                const T* sums) {
+  for (int64_t r = 0; r < std::min<int64_t>(kRowBlock, particles.count - i); ++r) {
+    scalar* result = static_cast<scalar*>(update.result) + (i + r) * particles.dim;
+    for (int64_t k = 0; k < particles.dim; ++k) {
+      T value = sums[r * particles.dim + k] / static_cast<T>(particles.count);
+      if (update.step) {
+        value =
+            particles.data[k * particles.padded + i + r] + static_cast<T>(update.step_size) * value;
+      }
+      result[k] = static_cast<scalar>(value);
+    }
+  }
+}
+
+}  // namespace
+
+template <typename T>
+void svgd_transpose(ScalarType type, const void* rows, int64_t stride, int64_t count, int64_t dim,
+                    T* transposed) {
+  const int64_t padded = svgd_padded<T>(count);
+  dispatch(type, [&](auto* pointer) {
+    const auto* source = static_cast<const std::remove_pointer_t<decltype(pointer)>*>(rows);
+    constexpr int64_t tile = 32;  // rows whose cache lines are kept while dimensions pass
+    for (int64_t first = 0; first < padded; first += tile) {
+      for (int64_t k = 0; k < dim; ++k) {
+        for (int64_t i = first; i < std::min(first + tile, padded); ++i) {
+          transposed[k * padded + i] = i < count ? static_cast<T>(source[i * stride + k]) : T(0);
+        }
+      }
+    }
+  });
+}
+
+template <typename T>
+void svgd_store_distances(const SvgdCpuParticles<T>& particles, T* distances, int64_t begin,
+                          int64_t end) {
+  alignas(64) T block[kRowBlock][kColumnBlock];
+  for (int64_t i = begin * kRowBlock; i < std::min(end * kRowBlock, particles.count);
+       i += kRowBlock) {
+    for (int64_t j = 0; j < particles.padded; j += kColumnBlock) {
+      const int64_t columns = std::min(kColumnBlock, particles.padded - j);
+      block_distances(particles, i, j, columns, block);
+      for (int64_t r = 0; r < std::min<int64_t>(kRowBlock, particles.count - i); ++r) {
+        std::copy(block[r], block[r] + columns, distances + (i + r) * particles.padded + j);
+      }
+    }
+  }
+}
+
+template <typename T>
+void svgd_count(const SvgdCpuParticles<T>& particles, int digit, uint64_t prefix, int64_t begin,
+                int64_t end, DigitCounts<T>& counts, double* block_sums) {
+  const int bits = digit_bits<T>(digit);
+  const int shift = digit_shift<T>(digit);
+  const Key<T> mask = (Key<T>(1) << bits) - 1;
+  for (int64_t block = begin; block < end; ++block) {
+    double sum = 0;
+    for_each_pair(particles, block, [&](T distance) {
+      if (distance != distance) {  // its bits would not order
+        counts.nan = true;
+        return;
+      }
+      const Key<T> key = std::bit_cast<Key<T>>(distance) >> shift;
+      if ((key >> bits) == prefix) ++counts.bins[key & mask];
+      sum += distance;
+    });
+    if (digit == 0) block_sums[block] = sum;
+  }
+}
+
+template <typename T>
+uint64_t svgd_find_bin(const DigitCounts<T>& counts, int64_t& rank) {
+  // NaN leaves too few pairs for the rank: then any bin does, since the median is NaN.
+  uint64_t bin = 0;
+  while (bin + 1 < counts.bins.size() && rank >= counts.bins[bin]) rank -= counts.bins[bin++];
+  return bin;
+}
+
+template <typename T>
+uint64_t svgd_append_digit(uint64_t prefix, int digit, uint64_t bin) {
+  return prefix << digit_bits<T>(digit) | bin;
+}
+
+template <typename T>
+T svgd_value(uint64_t key) {
+  return std::bit_cast<T>(static_cast<Key<T>>(key));
+}
+
+template <typename T>
+T svgd_next_above(const SvgdCpuParticles<T>& particles, T value, int64_t begin, int64_t end) {
+  T next = std::numeric_limits<T>::infinity();
+  for (int64_t block = begin; block < end; ++block) {
+    for_each_pair(particles, block, [&](T distance) {
+      if (distance > value && distance < next) next = distance;
+    });
+  }
+  return next;
+}
+
+template <typename T>
+void svgd_update_rows(const SvgdUpdate& update, const SvgdCpuParticles<T>& particles,
+                      const T* score, T bandwidth, int64_t begin, int64_t end) {
+  alignas(64) T distances[kRowBlock][kColumnBlock];
+  alignas(64) T repulsion[kRowBlock][kColumnBlock];
+  const KernelScale<T> scale(update.kernel, bandwidth, static_cast<T>(update.repulsion));
+  std::vector<T> sums(kRowBlock * particles.dim);
+  for (int64_t block = begin; block < end; ++block) {
+    const int64_t i = block * kRowBlock;
+    std::fill(sums.begin(), sums.end(), T(0));
+    for (int64_t j = 0; j < particles.padded; j += kColumnBlock) {
+      const int64_t columns = std::min(kColumnBlock, particles.padded - j);
+      get_distances(particles, i, j, columns, distances);
+      if (update.kernel == SteinKernel::rbf) {
+        weights_of<SteinKernel::rbf>(scale, columns, particles.count - j, distances, repulsion);
+      } else {
+        weights_of<SteinKernel::imq>(scale, columns, particles.count - j, distances, repulsion);
+      }
+      apply_weights(particles, score, i, j, columns, distances, repulsion, sums.data());
+    }
+    dispatch(update.particles.type, [&](auto* pointer) {
+      store_rows<std::remove_pointer_t<decltype(pointer)>>(update, particles, i, sums.data());
+    });
+  }
+}
+
+#define FUSED_OPS_SVGD_CPU(T)                                                                   \
+  template void svgd_transpose<T>(ScalarType, const void*, int64_t, int64_t, int64_t, T*);      \
+  template void svgd_store_distances<T>(const SvgdCpuParticles<T>&, T*, int64_t, int64_t);      \
+  template void svgd_count<T>(const SvgdCpuParticles<T>&, int, uint64_t, int64_t, int64_t,      \
+                              DigitCounts<T>&, double*);                                        \
+  template uint64_t svgd_find_bin<T>(const DigitCounts<T>&, int64_t&);                          \
+  template uint64_t svgd_append_digit<T>(uint64_t, int, uint64_t);                              \
+  template T svgd_value<T>(uint64_t);                                                           \
+  template T svgd_next_above<T>(const SvgdCpuParticles<T>&, T, int64_t, int64_t);               \
+  template void svgd_update_rows<T>(const SvgdUpdate&, const SvgdCpuParticles<T>&, const T*, T, \
+                                    int64_t, int64_t);
+FUSED_OPS_SVGD_CPU(float)
+FUSED_OPS_SVGD_CPU(double)
+#undef FUSED_OPS_SVGD_CPU
+
+}  // namespace fused_ops

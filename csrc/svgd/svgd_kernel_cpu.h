@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The CPU kernels of SVGD on raw pointers, in pieces that threads may share.
+//
+// Work is cut into blocks of kRowBlock particles i, whatever the number of threads, so that results
+// do not depend on it. The kernels read transposed copies, in which neighbouring particles are
+// neighbours in memory; those are of the accumulation type T (float or double).
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "svgd/svgd.h"
+
+namespace fused_ops {
+
+constexpr int kRowBlock = 4;
+template <typename T>
+constexpr int kSvgdLanes = 128 / sizeof(T);  // two AVX-512 registers
+
+inline int64_t svgd_row_blocks(int64_t count) { return (count + kRowBlock - 1) / kRowBlock; }
+
+// The number of columns of a transposed copy of `count` rows.
+template <typename T>
+int64_t svgd_padded(int64_t count) {
+  return (count + kSvgdLanes<T> - 1) / kSvgdLanes<T> * kSvgdLanes<T>;
+}
+
+// (dim, padded) from (count, dim) rows `stride` elements apart; columns past count are zero.
+template <typename T>
+void svgd_transpose(ScalarType type, const void* rows, int64_t stride, int64_t count, int64_t dim,
+                    T* transposed);
+
+template <typename T>
+struct SvgdCpuParticles {
+  int64_t count;
+  int64_t padded;
+  int64_t dim;
+  const T* data;       // (dim, padded)
+  const T* distances;  // (count, padded) filled by svgd_store_distances, or null: then computed
+};
+
+// The rows of a (count, padded) matrix of squared distances that row blocks [begin, end) hold.
+template <typename T>
+void svgd_store_distances(const SvgdCpuParticles<T>& particles, T* distances, int64_t begin,
+                          int64_t end);
+
+// The radix select of the median; svgd_median_kernel.cuh describes it.
+constexpr int kCpuDigitBits = 11;
+template <typename T>
+constexpr int kCpuDigits = sizeof(T) == 4 ? 3 : 6;
+
+template <typename T>
+struct DigitCounts {
+  std::vector<int64_t> bins = std::vector<int64_t>(1 << kCpuDigitBits);
+  bool nan = false;
+
+  void merge(const DigitCounts& other) {
+    for (std::size_t bin = 0; bin < bins.size(); ++bin) bins[bin] += other.bins[bin];
+    nan |= other.nan;
+  }
+};
+
+// Counts the pairs i < j of row blocks [begin, end) whose leading digits are `prefix`, by digit
+// `digit`. The first digit also leaves the sum of each block's distances in `block_sums`.
+template <typename T>
+void svgd_count(const SvgdCpuParticles<T>& particles, int digit, uint64_t prefix, int64_t begin,
+                int64_t end, DigitCounts<T>& counts, double* block_sums);
+
+// The bin of `counts` that holds `rank`, which becomes the rank within the bin.
+template <typename T>
+uint64_t svgd_find_bin(const DigitCounts<T>& counts, int64_t& rank);
+
+// A prefix with one more digit; all digits make the value.
+template <typename T>
+uint64_t svgd_append_digit(uint64_t prefix, int digit, uint64_t bin);
+template <typename T>
+T svgd_value(uint64_t key);
+
+// The smallest distance of a pair i < j in row blocks [begin, end) that is above `value`, or inf.
+template <typename T>
+T svgd_next_above(const SvgdCpuParticles<T>& particles, T value, int64_t begin, int64_t end);
+
+// The results of row blocks [begin, end). `score` is transposed as the particles are.
+template <typename T>
+void svgd_update_rows(const SvgdUpdate& update, const SvgdCpuParticles<T>& particles,
+                      const T* score, T bandwidth, int64_t begin, int64_t end);
+
+}  // namespace fused_ops

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include <type_traits>
+
+#include "svgd/svgd_launch.h"
+#include "svgd/svgd_median_kernel.cuh"
+#include "svgd/svgd_update_kernel.cuh"
+
+namespace fused_ops {
+namespace {
+
+int accumulate_size(ScalarType type) { return type == ScalarType::float64 ? 8 : 4; }
+
+template <typename scalar, SteinKernel kernel>
+void launch_update(const UpdateTask& task, const SvgdPolicy& policy, cudaStream_t stream) {
+  using T = typename AccumulateType<scalar>::type;
+  const SvgdParticles& particles = task.update.particles;
+  const dim3 grid(static_cast<unsigned>((particles.count + kUpdateTile - 1) / kUpdateTile),
+                  static_cast<unsigned>((particles.dim + policy.chunk - 1) / policy.chunk),
+                  static_cast<unsigned>(policy.splits));
+  const auto launch = [&](auto chunk) {
+    svgd_update<scalar, chunk.value, kernel><<<grid, kTileThreads, 0, stream>>>(task);
+  };
+  if (policy.chunk == 4) return launch(std::integral_constant<int, 4>{});
+  if (policy.chunk == 16) return launch(std::integral_constant<int, 16>{});
+  if constexpr (kMaxChunk<T> >= 64) {
+    if (policy.chunk == 32) return launch(std::integral_constant<int, 32>{});
+    launch(std::integral_constant<int, 64>{});
+  }
+}
+
+}  // namespace
+
+SvgdPolicy svgd_policy(const SvgdParticles& particles, int multiprocessors) {
+  return particles.type == ScalarType::float64
+             ? choose_svgd_policy(particles.count, particles.dim, kMaxChunk<double>,
+                                  kSourceTile<double>, multiprocessors)
+             : choose_svgd_policy(particles.count, particles.dim, kMaxChunk<float>,
+                                  kSourceTile<float>, multiprocessors);
+}
+
+int64_t svgd_distances_bytes(const SvgdParticles& particles, const SvgdPolicy& policy) {
+  return policy.store_distances
+             ? particles.count * particles.count * accumulate_size(particles.type)
+             : 0;
+}
+
+int64_t svgd_median_bytes(const SvgdPolicy& policy) {
+  return sizeof(MedianScratch) + policy.count_blocks * sizeof(double);
+}
+
+int64_t svgd_partial_bytes(const SvgdParticles& particles, const SvgdPolicy& policy) {
+  return policy.splits > 1
+             ? policy.splits * particles.count * particles.dim * accumulate_size(particles.type)
+             : 0;
+}
+
+cudaError_t launch_svgd_distances(const SvgdParticles& particles, void* distances,
+                                  cudaStream_t stream) {
+  return dispatch_scalar(particles.type, [&](auto* pointer) {
+    using scalar = std::remove_pointer_t<decltype(pointer)>;
+    using T = typename AccumulateType<scalar>::type;
+    const auto edge = static_cast<unsigned>((particles.count + 63) / 64);
+    svgd_distances<scalar>
+        <<<dim3(edge, edge), kTileThreads, 0, stream>>>(particles, static_cast<T*>(distances));
+    return cudaGetLastError();
+  });
+}
+
+cudaError_t launch_svgd_bandwidth(const SvgdParticles& particles, BandwidthRule rule,
+                                  const SvgdPolicy& policy, const void* distances, void* memory,
+                                  void* bandwidth, cudaStream_t stream) {
+  const MedianRanks ranks = median_ranks(rule, particles.count);
+  auto* scratch = static_cast<MedianScratch*>(memory);
+  const int64_t rank = ranks.lower >= 0 ? ranks.lower : ranks.upper >= 0 ? ranks.upper : 0;
+  const MedianTask task{particles, distances, scratch, reinterpret_cast<double*>(scratch + 1),
+                        rank};
+  return dispatch_scalar(particles.type, [&](auto* pointer) {
+    using scalar = std::remove_pointer_t<decltype(pointer)>;
+    using T = typename AccumulateType<scalar>::type;
+    if (particles.count > 1) {
+      cudaMemsetAsync(scratch, 0, sizeof(MedianScratch), stream);
+      for (int digit = 0; digit < DistanceKey<T>::digits; ++digit) {
+        svgd_count<scalar><<<policy.count_blocks, kTileThreads, 0, stream>>>(task, digit);
+      }
+      if (ranks.lower >= 0 && ranks.upper != ranks.lower) {
+        svgd_next_above<scalar><<<policy.count_blocks, kTileThreads, 0, stream>>>(task);
+      }
+    }
+    svgd_bandwidth<scalar><<<1, kTileThreads, 0, stream>>>(task, policy.count_blocks, rule, ranks,
+                                                           static_cast<T*>(bandwidth));
+    return cudaGetLastError();
+  });
+}
+
+cudaError_t launch_svgd_update(const SvgdUpdate& update, const SvgdPolicy& policy,
+                               const void* distances, void* partial, cudaStream_t stream) {
+  const UpdateTask task{update, distances, partial, policy.tiles_per_split};
+  return dispatch_scalar(update.particles.type, [&](auto* pointer) {
+    using scalar = std::remove_pointer_t<decltype(pointer)>;
+    if (update.kernel == SteinKernel::rbf) {
+      launch_update<scalar, SteinKernel::rbf>(task, policy, stream);
+    } else {
+      launch_update<scalar, SteinKernel::imq>(task, policy, stream);
+    }
+    if (policy.splits > 1) {
+      const int64_t size = update.particles.count * update.particles.dim;
+      const auto blocks =
+          static_cast<unsigned>(std::min<int64_t>((size + kTileThreads - 1) / kTileThreads, 1024));
+      svgd_update_combine<scalar><<<blocks, kTileThreads, 0, stream>>>(task, policy.splits);
+    }
+    return cudaGetLastError();
+  });
+}
+
+}  // namespace fused_ops

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The exact median of the squared distances, without storing or sorting them.
+//
+// A non-negative float orders as its bits do, so the value of a given rank among the pairs i < j is
+// found digit by digit: each pass counts, in a histogram of 2^11 bins, the pairs whose leading bits
+// are those found so far, and the next pass picks the bin that holds the rank. Three passes settle
+// float32, six float64. Counts are 64-bit and added by integer atomics, whose order does not
+// matter.
+//
+// svgd_count       one digit; the first pass also adds the distances, for the mean
+// svgd_next_above  the smallest value above the one found, where the median is a mean of two
+// svgd_bandwidth   the bandwidth
+
+#pragma once
+
+#include "common/device/reduce.cuh"
+#include "svgd/svgd_distances.cuh"
+#include "svgd/svgd_formula.h"
+
+namespace fused_ops {
+
+constexpr int kDigitBits = 11;
+constexpr int kBins = 1 << kDigitBits;
+constexpr int kMaxDigits = 6;
+constexpr int kTile = 64;
+// Tiles whose counts a block adds up in 32 bits before it hands them on: 2^16 * 64^2 = 2^28 pairs.
+constexpr int kTilesPerFlush = 1 << 16;
+
+using Count = unsigned long long;
+
+template <typename T>
+struct DistanceKey;
+template <>
+struct DistanceKey<float> {
+  using type = unsigned;
+  static constexpr int digits = 3;
+  static __device__ type of(float value) { return __float_as_uint(value); }
+  static __device__ float value(type key) { return __uint_as_float(key); }
+};
+template <>
+struct DistanceKey<double> {
+  using type = unsigned long long;
+  static constexpr int digits = 6;
+  static __device__ type of(double value) { return __double_as_longlong(value); }
+  static __device__ double value(type key) { return __longlong_as_double(key); }
+};
+
+// The bits below the sign are cut into digits from the top; the last one may be shorter.
+template <typename T>
+__device__ inline int digit_shift(int digit) {
+  const int shift = static_cast<int>(sizeof(T)) * 8 - 1 - kDigitBits * (digit + 1);
+  return shift > 0 ? shift : 0;
+}
+
+template <typename T>
+__device__ inline int digit_bits(int digit) {
+  const int left = static_cast<int>(sizeof(T)) * 8 - 1 - kDigitBits * digit;
+  return left < kDigitBits ? left : kDigitBits;
+}
+
+// What the passes leave to each other in device memory, all zero at first.
+struct MedianScratch {
+  Count histograms[kMaxDigits][kBins];
+  Count prefixes[kMaxDigits + 1];  // the leading bits of the wanted value, by digits known
+  Count ranks[kMaxDigits + 1];     // its rank among the pairs that share them
+  Count equal;                     // pairs that have the value itself
+  Count next_above;                // complement of the smallest key above it
+  unsigned nan;                    // whether any distance is NaN
+};
+
+struct MedianTask {
+  SvgdParticles particles;
+  const void* stored;  // the distances, (count, count), or null: then they are computed
+  MedianScratch* scratch;
+  double* partial_sums;  // (blocks of svgd_count)
+  int64_t rank;          // of the value sought, among the pairs i < j
+};
+
+// The tile of pairs i <= j that `index` counts along the rows of the lower triangle.
+__device__ inline void triangle_tile(int64_t index, int64_t& row, int64_t& column) {
+  row = static_cast<int64_t>((sqrt(8.0 * static_cast<double>(index) + 1.0) - 1.0) / 2.0);
+  while (row * (row + 1) / 2 > index) --row;
+  while ((row + 1) * (row + 2) / 2 <= index) ++row;
+  column = index - row * (row + 1) / 2;
+}
+
+// Reads the histogram of `digit` and finds in which bin the rank lies. Every block does so for
+// itself; block 0 writes it down for the passes after the next.
+template <typename T>
+__device__ inline Count next_prefix(const MedianTask& task, int digit) {
+  MedianScratch& scratch = *task.scratch;
+  __shared__ Count warp_sums[kTileThreads / kWarpSize];
+  __shared__ Count found;
+  constexpr int per_thread = kBins / kTileThreads;
+  const Count rank = digit == 0 ? static_cast<Count>(task.rank) : scratch.ranks[digit];
+  const Count* bins = scratch.histograms[digit] + threadIdx.x * per_thread;
+  Count counts[per_thread];
+  Count sum = 0;
+#pragma unroll
+  for (int bin = 0; bin < per_thread; ++bin) sum += counts[bin] = bins[bin];
+  Count before = sum;  // becomes the sum of all bins before this thread's
+  const int lane = threadIdx.x % kWarpSize;
+  for (int offset = 1; offset < kWarpSize; offset *= 2) {
+    const Count other = __shfl_up_sync(0xffffffffu, before, offset);
+    if (lane >= offset) before += other;
+  }
+  if (lane == kWarpSize - 1) warp_sums[threadIdx.x / kWarpSize] = before;
+  if (threadIdx.x == 0) found = 0;  // stays where NaN leaves too few pairs for the rank
+  __syncthreads();
+  for (int warp = 0; warp < threadIdx.x / kWarpSize; ++warp) before += warp_sums[warp];
+  before -= sum;
+  if (before <= rank && rank < before + sum) {
+    int bin = 0;
+    Count in_bin = counts[0];
+#pragma unroll
+    for (int next = 1; next < per_thread; ++next) {
+      if (rank < before + in_bin) break;
+      before += in_bin;
+      in_bin = counts[next];
+      bin = next;
+    }
+    const Count prefix = digit == 0 ? 0 : scratch.prefixes[digit];
+    found = prefix << digit_bits<T>(digit) | (threadIdx.x * per_thread + bin);
+    if (blockIdx.x == 0) {
+      scratch.prefixes[digit + 1] = found;
+      scratch.ranks[digit + 1] = rank - before;
+      scratch.equal = in_bin;  // after the last digit: of the value itself
+    }
+  }
+  __syncthreads();
+  return found;
+}
+
+// Calls `visit(d2)` for each pair i < j of this block's tiles, and `after()` after each tile.
+template <typename scalar, typename T, typename Visit, typename After>
+__device__ inline void for_each_pair(const MedianTask& task, Visit visit, After after) {
+  __shared__ CoordinateTile<T, kTile> tile_i, tile_j;
+  const int64_t edge = (task.particles.count + kTile - 1) / kTile;
+  const int64_t tiles = edge * (edge + 1) / 2;
+  for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
+    int64_t row, column;
+    triangle_tile(index, row, column);
+    T distances[4][4];
+    if (task.stored != nullptr) {
+      stored_distances(static_cast<const T*>(task.stored), task.particles.count, column * kTile,
+                       row * kTile, distances);
+    } else {
+      tile_distances<scalar>(task.particles, column * kTile, row * kTile, tile_i, tile_j,
+                             distances);
+    }
+    const int64_t i = column * kTile + 4 * (threadIdx.x / 16);
+    const int64_t j = row * kTile + 4 * (threadIdx.x % 16);
+#pragma unroll
+    for (int a = 0; a < 4; ++a) {
+#pragma unroll
+      for (int b = 0; b < 4; ++b) {
+        visit(distances[a][b], i + a < j + b && j + b < task.particles.count);
+      }
+    }
+    after();
+  }
+}
+
+template <typename scalar>
+__global__ void __launch_bounds__(kTileThreads)
+    svgd_count(const __grid_constant__ MedianTask task, int digit) {
+  using T = typename AccumulateType<scalar>::type;
+  using Key = DistanceKey<T>;
+  __shared__ unsigned histogram[kBins];
+  MedianScratch& scratch = *task.scratch;
+  const Count prefix = digit == 0 ? 0 : next_prefix<T>(task, digit - 1);
+  for (int bin = threadIdx.x; bin < kBins; bin += kTileThreads) histogram[bin] = 0;
+  __syncthreads();
+
+  const int shift = digit_shift<T>(digit);
+  const int bits = digit_bits<T>(digit);
+  const auto flush = [&] {
+    __syncthreads();
+    for (int bin = threadIdx.x; bin < kBins; bin += kTileThreads) {
+      if (histogram[bin] != 0) atomicAdd(&scratch.histograms[digit][bin], histogram[bin]);
+      histogram[bin] = 0;
+    }
+    __syncthreads();
+  };
+  double sum = 0;
+  bool nan = false;
+  int tiles = 0;
+  for_each_pair<scalar, T>(
+      task,
+      [&](T distance, bool counts) {
+        if (distance != distance) {  // its bits would not order
+          nan |= counts;
+          counts = false;
+        }
+        if (digit == 0 && counts) sum += distance;
+        const Count key = Key::of(distance);
+        counts &= (key >> shift >> bits) == prefix;
+        const int bin = static_cast<int>(key >> shift) & ((1 << bits) - 1);
+        // Ties put a whole warp into one bin, which one addition serves.
+        const unsigned wanting = __ballot_sync(0xffffffffu, counts);
+        if (wanting == 0) return;
+        const int leader = __ffs(wanting) - 1;
+        const int first_bin = __shfl_sync(0xffffffffu, bin, leader);
+        if (__all_sync(0xffffffffu, !counts || bin == first_bin)) {
+          if (threadIdx.x % kWarpSize == leader) atomicAdd(&histogram[bin], __popc(wanting));
+        } else if (counts) {
+          atomicAdd(&histogram[bin], 1u);
+        }
+      },
+      [&] {
+        if (++tiles % kTilesPerFlush == 0) flush();
+      });
+  flush();
+  if (digit != 0) return;
+  if (nan) scratch.nan = 1;  // every writer writes the same
+  __shared__ Sum<double> shared[kTileThreads / kWarpSize];
+  const Sum<double> total = reduce_group(Sum<double>{sum}, kTileThreads, shared);
+  if (threadIdx.x == 0) task.partial_sums[blockIdx.x] = total.value;
+}
+
+template <typename scalar>
+__global__ void __launch_bounds__(kTileThreads)
+    svgd_next_above(const __grid_constant__ MedianTask task) {
+  using T = typename AccumulateType<scalar>::type;
+  using Key = DistanceKey<T>;
+  const Count value = next_prefix<T>(task, Key::digits - 1);
+  Count complement = 0;
+  for_each_pair<scalar, T>(
+      task,
+      [&](T distance, bool counts) {
+        const Count key = Key::of(distance);
+        if (counts && distance == distance && key > value && ~key > complement) complement = ~key;
+      },
+      [] {});
+  for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
+    const Count other = __shfl_xor_sync(0xffffffffu, complement, offset);
+    complement = other > complement ? other : complement;
+  }
+  if (threadIdx.x % kWarpSize == 0) atomicMax(&task.scratch->next_above, complement);
+}
+
+// One block. `blocks` is how many partial sums svgd_count left, `ranks` those of the median.
+template <typename scalar>
+__global__ void __launch_bounds__(kTileThreads)
+    svgd_bandwidth(const __grid_constant__ MedianTask task, int blocks, BandwidthRule rule,
+                   MedianRanks ranks, typename AccumulateType<scalar>::type* bandwidth) {
+  using T = typename AccumulateType<scalar>::type;
+  using Key = DistanceKey<T>;
+  const MedianScratch& scratch = *task.scratch;
+  const int64_t count = task.particles.count;
+  if (count < 2) {
+    if (threadIdx.x == 0) *bandwidth = bandwidth_of(rule, count, T(0), T(0), T(0));
+    return;
+  }
+  const Count key = next_prefix<T>(task, Key::digits - 1);
+  __shared__ Sum<double> shared[kTileThreads / kWarpSize];
+  Sum<double> sum;
+  for (int i = threadIdx.x; i < blocks; i += kTileThreads) sum.value += task.partial_sums[i];
+  sum = reduce_group(sum, kTileThreads, shared);
+  if (threadIdx.x != 0) return;
+  const T value = Key::value(static_cast<typename Key::type>(key));
+  T lower = ranks.lower < 0 ? T(0) : value;
+  T upper = ranks.upper < 0 ? T(0) : value;
+  // Found by the lower rank; the upper one is the next pair's, which may be equal.
+  if (ranks.lower >= 0 && ranks.upper > ranks.lower &&
+      scratch.ranks[Key::digits] + 1 >= scratch.equal) {
+    upper = Key::value(static_cast<typename Key::type>(~scratch.next_above));
+  }
+  if (scratch.nan) lower = upper = std::numeric_limits<T>::quiet_NaN();
+  const double pairs = static_cast<double>(count) * static_cast<double>(count - 1) / 2;
+  *bandwidth = bandwidth_of(rule, count, lower, upper, static_cast<T>(sum.value / pairs));
+}
+
+}  // namespace fused_ops

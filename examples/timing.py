@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Wall-clock times of two implementations, side by side."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+WARM_UP = 5
+REPEATS = 50
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the work queued on `device`, so that a clock read next sees it finished."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def seconds(device: torch.device, call: Callable[..., object], *arguments: object) -> float:
+    """Time of one call, until its work on the device is done."""
+    synchronize(device)
+    start = time.perf_counter()
+    call(*arguments)
+    synchronize(device)
+    return time.perf_counter() - start
+
+
+def median_seconds(
+    device: torch.device, first: Callable[..., object], second: Callable[..., object], *arguments
+) -> tuple[float, float]:
+    """Median time of each call with the same arguments.
+
+    The calls take turns, so that a slow moment of the machine falls on both.
+    """
+    calls = first, second
+    for call in calls * WARM_UP:
+        call(*arguments)
+    rounds = [[seconds(device, call, *arguments) for call in calls] for _ in range(REPEATS)]
+    first_times, second_times = zip(*rounds, strict=True)
+    return statistics.median(first_times), statistics.median(second_times)

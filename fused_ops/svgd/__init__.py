@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Stein variational gradient descent."""
+
+from fused_ops.svgd.function import median_bandwidth, svgd_phi, svgd_step
+
+__all__ = ["median_bandwidth", "svgd_phi", "svgd_step"]

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The public functions."""
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from fused_ops._library import native
+from fused_ops._support import Dispatch, check_fallback, explains, tensor_reasons
+from fused_ops.svgd import ops, reference
+
+RULES = ("median", "paper", "reference")
+KERNELS = ("rbf", "imq")
+assert native is None or (native.BANDWIDTH_RULES, native.STEIN_KERNELS) == (RULES, KERNELS)
+
+
+def median_bandwidth(particles: torch.Tensor, rule: str = "median") -> torch.Tensor:
+    r"""The bandwidth h of a median rule, exact and without waiting for the device.
+
+    ============= ============================================ ============================ =====
+    rule          h                                            median over                  even
+    ============= ============================================ ============================ =====
+    "median"      :math:`\mathrm{med}(d^2) / \max(\log N, 1)`  all N*N, zeros included      lower
+    "paper"       :math:`\mathrm{med}(d)^2 / (2 \log N)`       pairs i < j                  mean
+    "reference"   :math:`\mathrm{med}(d^2) / (2 \log(N + 1))`  all N*N, zeros included      mean
+    ============= ============================================ ============================ =====
+
+    "paper" is Liu & Wang's and that of NumPyro and BlackJAX, "reference" that of the authors' code
+    and PyMC. Where the median is zero, the mean of d^2 over the pairs i < j takes its place; where
+    that is zero too, or N is 1, h is 1. A NaN distance gives NaN.
+
+    Args:
+        particles: (N, dim), floating point.
+        rule: "median", "paper" or "reference". Default: "median"
+
+    Returns:
+        A 0-dim tensor on the particles' device: float64 for float64, else float32.
+
+    Raises:
+        TypeError: ``particles`` is not a floating-point tensor.
+        ValueError: ``particles`` is not a matrix, or the rule is unknown.
+        FallbackError: the kernels do not take the call and ``set_fallback("error")`` is in force.
+
+    Source: https://arxiv.org/abs/1608.04471
+    """
+    _check_matrix("particles", particles)
+    _check_rule(rule)
+    reasons = _reasons(particles)
+    if reasons:
+        check_fallback("median_bandwidth", reasons)
+        return reference.bandwidth(_accumulated(particles), rule)
+    return ops.bandwidth(particles, RULES.index(rule))
+
+
+def svgd_phi(
+    particles: torch.Tensor,
+    score: torch.Tensor | Callable[[torch.Tensor], torch.Tensor],
+    *,
+    bandwidth: str | float | torch.Tensor = "median",
+    kernel: str = "rbf",
+    repulsion: float = 1.0,
+) -> torch.Tensor:
+    r"""The update direction of Stein variational gradient descent, fused.
+
+    .. math::
+        \phi_i = \frac{1}{N} \sum_j \left[ K_{ij}\, score_j
+                 + repulsion \cdot \nabla_{x_j} K_{ij} \right]
+
+    with :math:`K_{ij} = \exp(-|x_i - x_j|^2 / 2h)` ("rbf") or
+    :math:`(1 + |x_i - x_j|^2 / 2h)^{-1/2}` ("imq"). No (N, N, dim) tensor is formed and, above a
+    few thousand particles, no (N, N) tensor either.
+
+    With the default ``repulsion=1.0`` particles push each other apart, as in the paper.
+    ``repulsion=-1.0`` flips that term and so gives the values of the KernelBench-style entry
+    ``SteinVariationalGradient``, whose reference attracts.
+
+    Inputs that require grad, where gradients are enabled, run in the differentiable reference.
+    Results are bitwise the same from run to run.
+
+    Args:
+        particles: (N, dim), floating point. float16 and bfloat16 are accumulated in float32.
+        score: the gradient of the log density at each particle, (N, dim) in the particles' dtype,
+            or a function that is called once with the detached particles and returns it.
+        bandwidth: h: the name of a rule (see `median_bandwidth`), a positive number, or a 0-dim
+            tensor on the particles' device, which is not read on the host. Default: "median"
+        kernel: "rbf" or "imq". Default: "rbf"
+        repulsion: factor of the repulsive term. Default: 1.0
+
+    Returns:
+        (N, dim) in the particles' dtype.
+
+    Raises:
+        TypeError: a tensor is not floating point, or particles and score differ in dtype.
+        ValueError: particles and score differ in shape or device, or are no matrices; a bandwidth
+            that is no positive number or no known rule; an unknown kernel.
+        FallbackError: the kernels do not take the call and ``set_fallback("error")`` is in force.
+
+    Source: Liu & Wang, "Stein Variational Gradient Descent", NeurIPS 2016,
+    https://arxiv.org/abs/1608.04471
+    """
+    return _update("svgd_phi", particles, score, None, bandwidth, kernel, repulsion)
+
+
+def svgd_step(
+    particles: torch.Tensor,
+    score: torch.Tensor | Callable[[torch.Tensor], torch.Tensor],
+    step_size: float,
+    *,
+    bandwidth: str | float | torch.Tensor = "median",
+    kernel: str = "rbf",
+    repulsion: float = 1.0,
+) -> torch.Tensor:
+    """One step of Stein variational gradient descent, ``particles + step_size * phi``, fused.
+
+    The particles are not modified. See `svgd_phi` for the other arguments, the errors and the
+    source.
+
+    Args:
+        particles: (N, dim), floating point.
+        score: as in `svgd_phi`.
+        step_size: a number.
+        bandwidth: as in `svgd_phi`. Default: "median"
+        kernel: "rbf" or "imq". Default: "rbf"
+        repulsion: factor of the repulsive term. Default: 1.0
+
+    Returns:
+        The new particles, (N, dim) in the dtype of the old.
+
+    Raises:
+        TypeError: ``step_size`` is not a number, or as `svgd_phi`.
+        ValueError: as `svgd_phi`.
+        FallbackError: as `svgd_phi`.
+    """
+    _check_number("step_size", step_size)
+    return _update("svgd_step", particles, score, float(step_size), bandwidth, kernel, repulsion)
+
+
+def _update(op, particles, score, step_size, bandwidth, kernel, repulsion) -> torch.Tensor:
+    _check_matrix("particles", particles)
+    if callable(score) and not isinstance(score, torch.Tensor):
+        score = score(particles.detach())
+    _check_like_particles("score", score, particles)
+    _check_bandwidth(bandwidth, particles)
+    if kernel not in KERNELS:
+        raise ValueError(f"kernel: expected one of {', '.join(KERNELS)}, got {kernel!r}")
+    _check_number("repulsion", repulsion)
+    reasons = _reasons(particles, score, bandwidth)
+    if reasons:
+        check_fallback(op, reasons)
+        return _fallback(particles, score, step_size, bandwidth, kernel, repulsion)
+    rule, number, tensor = -1, 0.0, None
+    if isinstance(bandwidth, str):
+        rule = RULES.index(bandwidth)
+    elif isinstance(bandwidth, torch.Tensor):
+        tensor = bandwidth.to(ops.accumulate_dtype(particles.dtype))
+    else:
+        number = float(bandwidth)
+    return ops.update(
+        particles, score, tensor, rule, number, KERNELS.index(kernel), repulsion, step_size
+    )
+
+
+def _reasons(particles, score=None, bandwidth=None) -> list[str]:
+    """Why the kernels do not take a call; empty where they do."""
+    tensors = [x for x in (particles, score, bandwidth) if isinstance(x, torch.Tensor)]
+    # A bandwidth may have another floating-point dtype; it is converted.
+    reasons = tensor_reasons(*tensors[:2])
+    if not reasons and particles.numel() == 0:
+        reasons.append("no particles or no dimensions")
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        reasons.append("an input requires grad")
+    return reasons
+
+
+def _fallback(particles, score, step_size, bandwidth, kernel, repulsion) -> torch.Tensor:
+    if particles.numel() == 0:
+        return particles.clone()
+    x, s = _accumulated(particles), _accumulated(score)
+    h = reference.bandwidth(x, bandwidth) if isinstance(bandwidth, str) else bandwidth
+    phi = reference.phi(x, s, h, kernel, repulsion)
+    result = phi if step_size is None else x + step_size * phi
+    return result.to(particles.dtype)
+
+
+def _accumulated(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def _check_matrix(name: str, tensor: torch.Tensor) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+    if not tensor.is_floating_point():
+        raise TypeError(f"{name}: expected a floating-point tensor, got {tensor.dtype}")
+    if tensor.dim() != 2:
+        raise ValueError(f"{name}: expected shape (N, dim), got {tuple(tensor.shape)}")
+
+
+def _check_like_particles(name: str, tensor: torch.Tensor, particles: torch.Tensor) -> None:
+    _check_matrix(name, tensor)
+    if tensor.dtype != particles.dtype:
+        raise TypeError(f"{name}: expected the particles' {particles.dtype}, got {tensor.dtype}")
+    if tensor.shape != particles.shape:
+        raise ValueError(
+            f"{name}: expected the particles' shape {tuple(particles.shape)}, "
+            f"got {tuple(tensor.shape)}"
+        )
+    if tensor.device != particles.device:
+        raise ValueError(f"{name}: expected the particles' {particles.device}, got {tensor.device}")
+
+
+def _check_rule(rule: str) -> None:
+    if rule not in RULES:
+        raise ValueError(f"bandwidth rule: expected one of {', '.join(RULES)}, got {rule!r}")
+
+
+def _check_bandwidth(bandwidth: str | float | torch.Tensor, particles: torch.Tensor) -> None:
+    if isinstance(bandwidth, torch.Tensor):
+        if bandwidth.dim() != 0 or bandwidth.device != particles.device:
+            raise ValueError(
+                f"bandwidth: expected a 0-dim tensor on {particles.device}, got shape "
+                f"{tuple(bandwidth.shape)} on {bandwidth.device}"
+            )
+        if not bandwidth.is_floating_point():
+            raise TypeError(f"bandwidth: expected a floating-point tensor, got {bandwidth.dtype}")
+    elif isinstance(bandwidth, str):
+        _check_rule(bandwidth)
+    elif not isinstance(bandwidth, (int, float)) or not bandwidth > 0 or math.isinf(bandwidth):
+        raise ValueError(
+            f"bandwidth: expected a positive number, a 0-dim tensor or one of {', '.join(RULES)}, "
+            f"got {bandwidth!r}"
+        )
+
+
+def _check_number(name: str, value: float) -> None:
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
+
+
+def _dispatch(op: str, particles, *tensors) -> Dispatch:
+    _check_matrix("particles", particles)
+    reasons = tuple(_reasons(particles, *tensors))
+    if reasons:
+        return Dispatch(op, "pytorch", reasons=reasons)
+    dtype = str(particles.dtype).removeprefix("torch.")
+    return Dispatch(op, "fused", {"device": particles.device.type, "dtype": dtype})
+
+
+@explains(svgd_phi)
+def _(particles, score, *, bandwidth="median", kernel="rbf", repulsion=1.0) -> Dispatch:
+    return _dispatch("svgd_phi", particles, score, bandwidth)
+
+
+@explains(svgd_step)
+def _(particles, score, step_size, *, bandwidth="median", kernel="rbf", repulsion=1.0) -> Dispatch:
+    return _dispatch("svgd_step", particles, score, bandwidth)
+
+
+@explains(median_bandwidth)
+def _(particles, rule="median") -> Dispatch:
+    return _dispatch("median_bandwidth", particles)

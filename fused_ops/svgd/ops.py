@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The ops of csrc/svgd as torch sees them: fake kernels. Gradients run through the reference."""
+
+import torch
+
+from fused_ops._library import native
+
+if native is not None:
+    update = torch.ops.fused_ops.svgd_update.default
+    bandwidth = torch.ops.fused_ops.svgd_bandwidth.default
+
+    def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
+        return torch.float64 if dtype == torch.float64 else torch.float32
+
+    @torch.library.register_fake("fused_ops::svgd_update")
+    def _(particles, score, bandwidth, rule, bandwidth_number, kernel, repulsion, step_size):
+        return particles.new_empty(particles.shape)
+
+    @torch.library.register_fake("fused_ops::svgd_bandwidth")
+    def _(particles, rule):
+        return particles.new_empty((), dtype=accumulate_dtype(particles.dtype))
+
+    @torch.library.register_fake("fused_ops::svgd_distances")
+    def _(particles):
+        count = particles.shape[0]
+        return particles.new_empty((count, count), dtype=accumulate_dtype(particles.dtype))
