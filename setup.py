@@ -94,7 +94,9 @@ def native_module(build: str) -> dict:
     flags = {"cxx": ["-O3", "-g0", "-std=c++20", "-ffp-contract=off", *common]}
     # Linked by hand: libtorch must stay NEEDED although nothing of it is referenced, since in a
     # CUDA build it is what brings libtorch_cuda, and with it the current stream, into scope.
-    link = ["-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-Wl,--as-needed"]
+    # libstdc++ by its file name, since some machines link it statically by default: then the
+    # module's copy and torch's share half their state, and writing an error message crashes.
+    link = ["-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-Wl,--as-needed", "-l:libstdc++.so.6"]
     macros = [("TORCH_TARGET_VERSION", TARGET)]
     make_extension = cpp_extension.CppExtension
     if nvcc:

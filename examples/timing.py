@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 import torch
 
-WARM_UP = 5
-REPEATS = 50
+WARM_UP = 3
+# Rounds end after this many or, where calls are slow, after this time, but not before the fewest.
+ROUNDS, FEWEST_ROUNDS = 50, 5
+BUDGET_SECONDS = 3.0
 
 
 def synchronize(device: torch.device) -> None:
@@ -36,6 +38,9 @@ def median_seconds(
     calls = first, second
     for call in calls * WARM_UP:
         call(*arguments)
-    rounds = [[seconds(device, call, *arguments) for call in calls] for _ in range(REPEATS)]
+    rounds = []
+    end = time.perf_counter() + BUDGET_SECONDS
+    while len(rounds) < FEWEST_ROUNDS or (len(rounds) < ROUNDS and time.perf_counter() < end):
+        rounds.append([seconds(device, call, *arguments) for call in calls])
     first_times, second_times = zip(*rounds, strict=True)
     return statistics.median(first_times), statistics.median(second_times)

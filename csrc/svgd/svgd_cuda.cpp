@@ -17,42 +17,45 @@ constexpr auto kByte = torch::headeronly::ScalarType::Byte;
 // The launches of one call, in their order. Scratch memory may be freed when the call returns: the
 // allocator hands it out again on the same stream only.
 struct SvgdLaunches {
-  explicit SvgdLaunches(const Tensor& like, const SvgdParticles& matrix)
+  SvgdLaunches(const Tensor& like, const SvgdParticles& matrix)
       : context(like),
         tensor(like),
         particles(matrix),
-        policy(svgd_policy(matrix, context.multiprocessors())) {
-    if (const int64_t bytes = svgd_distances_bytes(particles, policy)) {
-      distances = new_tensor(tensor, {bytes}, kByte);
-      stored = distances.mutable_data_ptr();
-      check_cuda(launch_svgd_distances(particles, stored, context.stream));
-    }
-  }
+        policy(svgd_policy(matrix, context.multiprocessors())) {}
+
+  Tensor scratch(int64_t bytes) const { return new_tensor(tensor, {bytes}, kByte); }
 
   Tensor bandwidth(BandwidthRule rule) {
-    const Tensor scratch = new_tensor(tensor, {svgd_median_bytes(policy)}, kByte);
+    if (policy.store_distances) distances = scratch(svgd_distances_bytes(particles));
+    const Tensor median = scratch(svgd_median_bytes(policy));
     Tensor result = new_tensor(tensor, {}, accumulate_dtype(particles.type));
-    check_cuda(launch_svgd_bandwidth(particles, rule, policy, stored, scratch.mutable_data_ptr(),
-                                     result.mutable_data_ptr(), context.stream));
+    check_cuda(launch_svgd_bandwidth(particles, rule, policy, data_or_null(distances),
+                                     median.mutable_data_ptr(), result.mutable_data_ptr(),
+                                     context.stream));
     return result;
   }
 
   void update(const SvgdUpdate& update) {
-    Tensor partial;
-    void* partial_data = nullptr;
-    if (const int64_t bytes = svgd_partial_bytes(particles, policy)) {
-      partial = new_tensor(tensor, {bytes}, kByte);
-      partial_data = partial.mutable_data_ptr();
+    // Each chunk of dimensions would compute them again.
+    if (!distances && policy.store_distances && particles.dim > policy.chunk) {
+      distances = scratch(svgd_distances_bytes(particles));
+      check_cuda(launch_svgd_distances(particles, distances->mutable_data_ptr(), context.stream));
     }
-    check_cuda(launch_svgd_update(update, policy, stored, partial_data, context.stream));
+    std::optional<Tensor> partial;
+    if (const int64_t bytes = svgd_partial_bytes(particles, policy)) partial = scratch(bytes);
+    check_cuda(launch_svgd_update(update, policy, data_or_null(distances), data_or_null(partial),
+                                  context.stream));
+  }
+
+  static void* data_or_null(const std::optional<Tensor>& memory) {
+    return memory ? memory->mutable_data_ptr() : nullptr;
   }
 
   CudaContext context;
   Tensor tensor;
   SvgdParticles particles;
   SvgdPolicy policy;
-  Tensor distances;
-  void* stored = nullptr;
+  std::optional<Tensor> distances;  // once they have been stored
 };
 
 Tensor svgd_bandwidth(Tensor particles, int64_t rule) {

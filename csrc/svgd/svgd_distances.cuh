@@ -13,21 +13,25 @@
 namespace fused_ops {
 
 constexpr int kTileThreads = 256;
-constexpr int kTilePad = 4;  // keeps rows of shared memory on different banks, and 16-byte aligned
+// Keeps rows of shared memory on different banks, and aligned for accesses of four elements.
+constexpr int kTilePad = 4;
 
 template <typename T, int rows>
-using CoordinateTile = T[kDimBlock][rows + kTilePad];
+struct alignas(kTilePad * sizeof(T)) CoordinateTile {
+  T at[kDimBlock][rows + kTilePad];
+};
 
 // Coordinates [d, d + kDimBlock) of particles [first, first + rows), zero past either end.
 template <int rows, typename scalar, typename T>
 __device__ inline void load_coordinates(const SvgdParticles& particles, int64_t first, int64_t d,
                                         CoordinateTile<T, rows>& tile) {
   const auto* data = static_cast<const scalar*>(particles.data);
+#pragma unroll
   for (int index = threadIdx.x; index < rows * kDimBlock; index += kTileThreads) {
     const int row = index / kDimBlock;
     const int k = index % kDimBlock;
     const bool inside = first + row < particles.count && d + k < particles.dim;
-    tile[k][row] = inside ? to_accumulate(data[(first + row) * particles.stride + d + k]) : T(0);
+    tile.at[k][row] = inside ? to_accumulate(data[(first + row) * particles.stride + d + k]) : T(0);
   }
 }
 
@@ -53,11 +57,13 @@ __device__ inline void tile_distances(const SvgdParticles& particles, int64_t fi
     const int width = left < kDimBlock ? static_cast<int>(left) : kDimBlock;
 #pragma unroll 4
     for (int k = 0; k < width; ++k) {
+      const auto x_i = load<I>(&tile_i.at[k][i]);
+      const auto x_j = load<J>(&tile_j.at[k][j]);
 #pragma unroll
       for (int a = 0; a < I; ++a) {
 #pragma unroll
         for (int b = 0; b < J; ++b) {
-          const T difference = tile_i[k][i + a] - tile_j[k][j + b];
+          const T difference = x_i.value[a] - x_j.value[b];
           sums[a][b] = fma(difference, difference, sums[a][b]);
         }
       }
@@ -71,7 +77,7 @@ __device__ inline void tile_distances(const SvgdParticles& particles, int64_t fi
   }
 }
 
-// The same patch read from a stored (count, count) matrix.
+// The same patch read from a stored (count, count) matrix, zero past its end.
 template <int I, int J, typename T>
 __device__ inline void stored_distances(const T* matrix, int64_t count, int64_t first_i,
                                         int64_t first_j, T (&distances)[I][J]) {
@@ -79,32 +85,51 @@ __device__ inline void stored_distances(const T* matrix, int64_t count, int64_t 
   const int64_t j = first_j + J * (threadIdx.x % 16);
 #pragma unroll
   for (int a = 0; a < I; ++a) {
+    const T* row = matrix + (i + a) * count + j;
+    if (count % J == 0 && i + a < count && j < count) {  // then the patch is inside and aligned
+      const auto values = load<J>(row);
 #pragma unroll
-    for (int b = 0; b < J; ++b) {
-      const bool inside = i + a < count && j + b < count;
-      distances[a][b] = inside ? matrix[(i + a) * count + j + b] : T(0);
+      for (int b = 0; b < J; ++b) distances[a][b] = values.value[b];
+    } else {
+#pragma unroll
+      for (int b = 0; b < J; ++b) {
+        distances[a][b] = i + a < count && j + b < count ? row[b] : T(0);
+      }
     }
   }
 }
 
-// Fills a (count, count) matrix, a 64 x 64 tile to a block.
+// Stores a patch and, since distances are symmetric to the bit, its mirror image.
+template <int I, int J, typename T>
+__device__ inline void store_both_ways(T* matrix, int64_t count, int64_t first_i, int64_t first_j,
+                                       const T (&distances)[I][J]) {
+  const int64_t i = first_i + I * (threadIdx.x / 16);
+  const int64_t j = first_j + J * (threadIdx.x % 16);
+#pragma unroll
+  for (int a = 0; a < I; ++a) {
+#pragma unroll
+    for (int b = 0; b < J; ++b) {
+      if (i + a < count && j + b < count) {
+        matrix[(i + a) * count + j + b] = distances[a][b];
+        matrix[(j + b) * count + i + a] = distances[a][b];
+      }
+    }
+  }
+}
+
+// Fills a (count, count) matrix, a 64 x 64 tile on or above the diagonal to a block.
 template <typename scalar>
 __global__ void __launch_bounds__(kTileThreads)
     svgd_distances(const __grid_constant__ SvgdParticles particles,
                    typename AccumulateType<scalar>::type* matrix) {
   using T = typename AccumulateType<scalar>::type;
   __shared__ CoordinateTile<T, 64> tile_i, tile_j;
+  if (blockIdx.x < blockIdx.y) return;
   T distances[4][4];
   const int64_t first_i = int64_t{blockIdx.y} * 64;
   const int64_t first_j = int64_t{blockIdx.x} * 64;
   tile_distances<scalar>(particles, first_i, first_j, tile_i, tile_j, distances);
-  const int64_t i = first_i + 4 * (threadIdx.x / 16);
-  const int64_t j = first_j + 4 * (threadIdx.x % 16);
-  for (int a = 0; a < 4 && i + a < particles.count; ++a) {
-    for (int b = 0; b < 4 && j + b < particles.count; ++b) {
-      matrix[(i + a) * particles.count + j + b] = distances[a][b];
-    }
-  }
+  store_both_ways(matrix, particles.count, first_i, first_j, distances);
 }
 
 }  // namespace fused_ops

@@ -38,14 +38,12 @@ SvgdPolicy svgd_policy(const SvgdParticles& particles, int multiprocessors) {
                                   kSourceTile<float>, multiprocessors);
 }
 
-int64_t svgd_distances_bytes(const SvgdParticles& particles, const SvgdPolicy& policy) {
-  return policy.store_distances
-             ? particles.count * particles.count * accumulate_size(particles.type)
-             : 0;
+int64_t svgd_distances_bytes(const SvgdParticles& particles) {
+  return particles.count * particles.count * accumulate_size(particles.type);
 }
 
 int64_t svgd_median_bytes(const SvgdPolicy& policy) {
-  return sizeof(MedianScratch) + policy.count_blocks * sizeof(double);
+  return sizeof(MedianScratch) + policy.first_count.blocks * sizeof(double);
 }
 
 int64_t svgd_partial_bytes(const SvgdParticles& particles, const SvgdPolicy& policy) {
@@ -67,7 +65,7 @@ cudaError_t launch_svgd_distances(const SvgdParticles& particles, void* distance
 }
 
 cudaError_t launch_svgd_bandwidth(const SvgdParticles& particles, BandwidthRule rule,
-                                  const SvgdPolicy& policy, const void* distances, void* memory,
+                                  const SvgdPolicy& policy, void* distances, void* memory,
                                   void* bandwidth, cudaStream_t stream) {
   const MedianRanks ranks = median_ranks(rule, particles.count);
   auto* scratch = static_cast<MedianScratch*>(memory);
@@ -77,17 +75,30 @@ cudaError_t launch_svgd_bandwidth(const SvgdParticles& particles, BandwidthRule 
   return dispatch_scalar(particles.type, [&](auto* pointer) {
     using scalar = std::remove_pointer_t<decltype(pointer)>;
     using T = typename AccumulateType<scalar>::type;
+    const auto with_patch = [&](const CountPolicy& count, auto launch) {
+      if (count.patch == 2) {
+        launch(std::integral_constant<int, 2>{});
+      } else {
+        launch(std::integral_constant<int, 4>{});
+      }
+    };
     if (particles.count > 1) {
       cudaMemsetAsync(scratch, 0, sizeof(MedianScratch), stream);
       for (int digit = 0; digit < DistanceKey<T>::digits; ++digit) {
-        svgd_count<scalar><<<policy.count_blocks, kTileThreads, 0, stream>>>(task, digit);
+        const CountPolicy& count = digit == 0 ? policy.first_count : policy.count;
+        with_patch(count, [&](auto patch) {
+          svgd_count<scalar, patch.value><<<count.blocks, kTileThreads, 0, stream>>>(task, digit);
+        });
       }
       if (ranks.lower >= 0 && ranks.upper != ranks.lower) {
-        svgd_next_above<scalar><<<policy.count_blocks, kTileThreads, 0, stream>>>(task);
+        with_patch(policy.count, [&](auto patch) {
+          svgd_next_above<scalar, patch.value>
+              <<<policy.count.blocks, kTileThreads, 0, stream>>>(task);
+        });
       }
     }
-    svgd_bandwidth<scalar><<<1, kTileThreads, 0, stream>>>(task, policy.count_blocks, rule, ranks,
-                                                           static_cast<T*>(bandwidth));
+    svgd_bandwidth<scalar><<<1, kTileThreads, 0, stream>>>(task, policy.first_count.blocks, rule,
+                                                           ranks, static_cast<T*>(bandwidth));
     return cudaGetLastError();
   });
 }

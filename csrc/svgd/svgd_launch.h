@@ -15,7 +15,7 @@ namespace fused_ops {
 SvgdPolicy svgd_policy(const SvgdParticles& particles, int multiprocessors);
 
 // Bytes of scratch memory for each part; all may be one allocation, 16-byte aligned.
-int64_t svgd_distances_bytes(const SvgdParticles& particles, const SvgdPolicy& policy);
+int64_t svgd_distances_bytes(const SvgdParticles& particles);
 int64_t svgd_median_bytes(const SvgdPolicy& policy);
 int64_t svgd_partial_bytes(const SvgdParticles& particles, const SvgdPolicy& policy);
 
@@ -23,11 +23,13 @@ int64_t svgd_partial_bytes(const SvgdParticles& particles, const SvgdPolicy& pol
 cudaError_t launch_svgd_distances(const SvgdParticles& particles, void* distances,
                                   cudaStream_t stream);
 
-// Writes the bandwidth, one element of the accumulation type. `distances` may be null.
+// Writes the bandwidth, one element of the accumulation type, and on the way fills `distances`,
+// (count, count), unless that is null.
 cudaError_t launch_svgd_bandwidth(const SvgdParticles& particles, BandwidthRule rule,
-                                  const SvgdPolicy& policy, const void* distances, void* scratch,
+                                  const SvgdPolicy& policy, void* distances, void* scratch,
                                   void* bandwidth, cudaStream_t stream);
 
+// `distances` is a filled matrix, or null: then the update computes them.
 cudaError_t launch_svgd_update(const SvgdUpdate& update, const SvgdPolicy& policy,
                                const void* distances, void* partial, cudaStream_t stream);
 

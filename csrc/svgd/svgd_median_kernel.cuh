@@ -22,7 +22,6 @@ namespace fused_ops {
 constexpr int kDigitBits = 11;
 constexpr int kBins = 1 << kDigitBits;
 constexpr int kMaxDigits = 6;
-constexpr int kTile = 64;
 // Tiles whose counts a block adds up in 32 bits before it hands them on: 2^16 * 64^2 = 2^28 pairs.
 constexpr int kTilesPerFlush = 1 << 16;
 
@@ -59,7 +58,7 @@ __device__ inline int digit_bits(int digit) {
 }
 
 // What the passes leave to each other in device memory, all zero at first.
-struct MedianScratch {
+struct alignas(16) MedianScratch {
   Count histograms[kMaxDigits][kBins];
   Count prefixes[kMaxDigits + 1];  // the leading bits of the wanted value, by digits known
   Count ranks[kMaxDigits + 1];     // its rank among the pairs that share them
@@ -70,7 +69,7 @@ struct MedianScratch {
 
 struct MedianTask {
   SvgdParticles particles;
-  const void* stored;  // the distances, (count, count), or null: then they are computed
+  void* distances;  // (count, count), filled by the first pass, or null: then each pass computes
   MedianScratch* scratch;
   double* partial_sums;  // (blocks of svgd_count)
   int64_t rank;          // of the value sought, among the pairs i < j
@@ -97,7 +96,11 @@ __device__ inline Count next_prefix(const MedianTask& task, int digit) {
   Count counts[per_thread];
   Count sum = 0;
 #pragma unroll
-  for (int bin = 0; bin < per_thread; ++bin) sum += counts[bin] = bins[bin];
+  for (int bin = 0; bin < per_thread; bin += 2) {
+    const auto pair = load<2>(bins + bin);
+    sum += counts[bin] = pair.value[0];
+    sum += counts[bin + 1] = pair.value[1];
+  }
   Count before = sum;  // becomes the sum of all bins before this thread's
   const int lane = threadIdx.x % kWarpSize;
   for (int offset = 1; offset < kWarpSize; offset *= 2) {
@@ -131,29 +134,34 @@ __device__ inline Count next_prefix(const MedianTask& task, int digit) {
   return found;
 }
 
-// Calls `visit(d2)` for each pair i < j of this block's tiles, and `after()` after each tile.
-template <typename scalar, typename T, typename Visit, typename After>
-__device__ inline void for_each_pair(const MedianTask& task, Visit visit, After after) {
-  __shared__ CoordinateTile<T, kTile> tile_i, tile_j;
-  const int64_t edge = (task.particles.count + kTile - 1) / kTile;
+// Calls `visit(d2, is a pair i < j)` for the pairs of this block's tiles of 16 patches a side, and
+// `after()` after each tile. Where the distances are kept, the first pass stores them.
+template <typename scalar, int patch, typename T, typename Visit, typename After>
+__device__ inline void for_each_pair(const MedianTask& task, bool first_pass, Visit visit,
+                                     After after) {
+  constexpr int tile = 16 * patch;
+  __shared__ CoordinateTile<T, tile> tile_i, tile_j;
+  const int64_t edge = (task.particles.count + tile - 1) / tile;
   const int64_t tiles = edge * (edge + 1) / 2;
   for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
     int64_t row, column;
     triangle_tile(index, row, column);
-    T distances[4][4];
-    if (task.stored != nullptr) {
-      stored_distances(static_cast<const T*>(task.stored), task.particles.count, column * kTile,
-                       row * kTile, distances);
+    T distances[patch][patch];
+    T* matrix = static_cast<T*>(task.distances);
+    if (matrix != nullptr && !first_pass) {
+      stored_distances(matrix, task.particles.count, column * tile, row * tile, distances);
     } else {
-      tile_distances<scalar>(task.particles, column * kTile, row * kTile, tile_i, tile_j,
-                             distances);
+      tile_distances<scalar>(task.particles, column * tile, row * tile, tile_i, tile_j, distances);
+      if (matrix != nullptr) {
+        store_both_ways(matrix, task.particles.count, column * tile, row * tile, distances);
+      }
     }
-    const int64_t i = column * kTile + 4 * (threadIdx.x / 16);
-    const int64_t j = row * kTile + 4 * (threadIdx.x % 16);
+    const int64_t i = column * tile + patch * (threadIdx.x / 16);
+    const int64_t j = row * tile + patch * (threadIdx.x % 16);
 #pragma unroll
-    for (int a = 0; a < 4; ++a) {
+    for (int a = 0; a < patch; ++a) {
 #pragma unroll
-      for (int b = 0; b < 4; ++b) {
+      for (int b = 0; b < patch; ++b) {
         visit(distances[a][b], i + a < j + b && j + b < task.particles.count);
       }
     }
@@ -161,7 +169,7 @@ __device__ inline void for_each_pair(const MedianTask& task, Visit visit, After 
   }
 }
 
-template <typename scalar>
+template <typename scalar, int patch>
 __global__ void __launch_bounds__(kTileThreads)
     svgd_count(const __grid_constant__ MedianTask task, int digit) {
   using T = typename AccumulateType<scalar>::type;
@@ -185,8 +193,8 @@ __global__ void __launch_bounds__(kTileThreads)
   double sum = 0;
   bool nan = false;
   int tiles = 0;
-  for_each_pair<scalar, T>(
-      task,
+  for_each_pair<scalar, patch, T>(
+      task, digit == 0,
       [&](T distance, bool counts) {
         if (distance != distance) {  // its bits would not order
           nan |= counts;
@@ -218,15 +226,15 @@ __global__ void __launch_bounds__(kTileThreads)
   if (threadIdx.x == 0) task.partial_sums[blockIdx.x] = total.value;
 }
 
-template <typename scalar>
+template <typename scalar, int patch>
 __global__ void __launch_bounds__(kTileThreads)
     svgd_next_above(const __grid_constant__ MedianTask task) {
   using T = typename AccumulateType<scalar>::type;
   using Key = DistanceKey<T>;
   const Count value = next_prefix<T>(task, Key::digits - 1);
   Count complement = 0;
-  for_each_pair<scalar, T>(
-      task,
+  for_each_pair<scalar, patch, T>(
+      task, false,
       [&](T distance, bool counts) {
         const Count key = Key::of(distance);
         if (counts && distance == distance && key > value && ~key > complement) complement = ~key;
@@ -253,11 +261,6 @@ __global__ void __launch_bounds__(kTileThreads)
     return;
   }
   const Count key = next_prefix<T>(task, Key::digits - 1);
-  __shared__ Sum<double> shared[kTileThreads / kWarpSize];
-  Sum<double> sum;
-  for (int i = threadIdx.x; i < blocks; i += kTileThreads) sum.value += task.partial_sums[i];
-  sum = reduce_group(sum, kTileThreads, shared);
-  if (threadIdx.x != 0) return;
   const T value = Key::value(static_cast<typename Key::type>(key));
   T lower = ranks.lower < 0 ? T(0) : value;
   T upper = ranks.upper < 0 ? T(0) : value;
@@ -266,6 +269,13 @@ __global__ void __launch_bounds__(kTileThreads)
       scratch.ranks[Key::digits] + 1 >= scratch.equal) {
     upper = Key::value(static_cast<typename Key::type>(~scratch.next_above));
   }
+  Sum<double> sum;
+  if (upper == T(0)) {  // the same for every thread
+    __shared__ Sum<double> shared[kTileThreads / kWarpSize];
+    for (int i = threadIdx.x; i < blocks; i += kTileThreads) sum.value += task.partial_sums[i];
+    sum = reduce_group(sum, kTileThreads, shared);
+  }
+  if (threadIdx.x != 0) return;
   if (scratch.nan) lower = upper = std::numeric_limits<T>::quiet_NaN();
   const double pairs = static_cast<double>(count) * static_cast<double>(count - 1) / 2;
   *bandwidth = bandwidth_of(rule, count, lower, upper, static_cast<T>(sum.value / pairs));

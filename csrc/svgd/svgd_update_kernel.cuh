@@ -37,7 +37,7 @@ struct UpdateTask {
 };
 
 template <typename T>
-struct Weights {
+struct alignas(kPatch * sizeof(T)) Weights {
   T kernel[kSourceTile<T>][kUpdateTile + kPatch];     // K_ij
   T repulsion[kSourceTile<T>][kUpdateTile + kPatch];  // G_ij: that times (x_i - x_j) repels
 };
@@ -51,7 +51,7 @@ union UpdateShared {
         CoordinateTile<T, kUpdateTile> i;
         CoordinateTile<T, kSourceTile<T>> j;
       } coordinates;
-      struct {
+      struct alignas(kPatch * sizeof(T)) {
         T score[kSourceTile<T>][chunk];
         T particle[kSourceTile<T>][chunk];
       } source;
@@ -95,6 +95,7 @@ __device__ inline void load_source(const SvgdUpdate& update, int64_t first, int6
   const SvgdParticles& particles = update.particles;
   const auto* x = static_cast<const scalar*>(particles.data);
   const auto* s = static_cast<const scalar*>(update.score);
+#pragma unroll
   for (int index = threadIdx.x; index < kSourceTile<T> * chunk; index += kTileThreads) {
     const int64_t row = first + index / chunk;
     const int64_t k = d + index % chunk;
@@ -173,14 +174,16 @@ __global__ void __launch_bounds__(kTileThreads)
     T tile_sums[kPatch][kPatch] = {};
 #pragma unroll 4
     for (int j = group; j < kSourceTile<T>; j += groups) {
+      const auto k = load<kPatch>(&weights.kernel[j][i]);
+      const auto g = load<kPatch>(&weights.repulsion[j][i]);
+      const auto score = load<kPatch>(&shared.source.score[j][d]);
+      const auto x_j = load<kPatch>(&shared.source.particle[j][d]);
 #pragma unroll
       for (int a = 0; a < kPatch; ++a) {
-        const T k = weights.kernel[j][i + a];
-        const T g = weights.repulsion[j][i + a];
 #pragma unroll
         for (int b = 0; b < kPatch; ++b) {
-          tile_sums[a][b] = fma(k, shared.source.score[j][d + b], tile_sums[a][b]);
-          tile_sums[a][b] = fma(g, x[a][b] - shared.source.particle[j][d + b], tile_sums[a][b]);
+          tile_sums[a][b] = fma(k.value[a], score.value[b], tile_sums[a][b]);
+          tile_sums[a][b] = fma(g.value[a], x[a][b] - x_j.value[b], tile_sums[a][b]);
         }
       }
     }
