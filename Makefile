@@ -4,13 +4,17 @@ PYTHON ?= python3
 TORCH ?= torch>=2.10
 BIN := .venv/bin
 
-.PHONY: demo test build lint format bench clean
+.PHONY: demo test bench build lint format clean
 
 demo: build
 	$(BIN)/python examples/demo.py
 
 test: build
 	$(BIN)/python -m pytest -q
+
+bench: build
+	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.report
 
 build: .venv/ready
 	$(BIN)/python setup.py -q build_ext --inplace
@@ -34,7 +38,7 @@ format: .venv/ready-dev
 	touch $@
 
 .venv/ready-dev: .venv/ready
-	$(BIN)/python -m pip install -q --no-build-isolation -e ".[dev]"
+	FUSED_OPS_BUILD=none $(BIN)/python -m pip install -q --no-build-isolation -e ".[dev]"
 	touch $@
 
 clean:

@@ -10,9 +10,9 @@ import argparse
 import torch
 
 import fused_ops
-from benchmarks import rows, triplet
+from benchmarks import measure, rows, svgd, triplet
 
-OPS = {"triplet": triplet.cases}
+OPS = {"triplet": triplet.cases, "svgd": svgd.cases}
 
 
 def main() -> None:
@@ -22,10 +22,11 @@ def main() -> None:
     parser.add_argument("--match", default="", help="only cases whose description contains this")
     arguments = parser.parse_args()
     fused_ops.set_fallback("error")  # PyTorch must not be measured in our name
+    bandwidth = measure.bandwidth(arguments.device)
     for op, cases in OPS.items():
         if arguments.op not in (None, op):
             continue
-        for case in cases(arguments.device):
+        for case in cases(arguments.device, bandwidth):
             if arguments.match in case.title:
                 measured = case.measure()
                 rows.write(measured)

@@ -2,13 +2,13 @@
 """The cases of triplet_margin_loss: a shape and dtype, forward or a training step."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
 import fused_ops
-from benchmarks import measure, rows
+from benchmarks.case import Case
 
 CUDA_SHAPES = [
     (32768, 8192, torch.float32),
@@ -27,94 +27,52 @@ CPU_SHAPES = [
     (256, 128, torch.float32),
 ]
 UNITS = {"forward": 3, "train": 9}  # N x dim tensors moved, forward and backward apart
+COMPARED_ROWS = 64  # of the gradients
 
 
-def implementations() -> dict[str, Callable]:
-    # A recompilation limit reached by earlier shapes would make the compiled baseline eager.
-    torch._dynamo.reset()
-    return {
-        "fused": fused_ops.triplet_margin_loss,
-        "eager": F.triplet_margin_loss,
-        "compile": torch.compile(F.triplet_margin_loss),
-    }
+class TripletCase(Case):
+    op = "triplet"
 
-
-@dataclass
-class Case:
-    case: str  # forward or train
-    rows: int
-    dim: int
-    dtype: torch.dtype
-    device: str
-    bandwidth: float
-
-    @property
-    def title(self) -> str:
-        dtype = str(self.dtype).removeprefix("torch.")
-        return f"triplet {self.case} ({self.rows}, {self.dim}) {dtype} on {self.device}"
-
-    def inputs(self) -> list[torch.Tensor]:
+    def make_inputs(self) -> None:
         generator = torch.Generator(self.device).manual_seed(0)
-        shape = self.rows, self.dim
-        tensors = [
+        shape = self.count, self.dim
+        self.inputs = [
             torch.randn(shape, device=self.device, dtype=self.dtype, generator=generator)
             for _ in range(3)
         ]
-        return [tensor.requires_grad_(self.case == "train") for tensor in tensors]
+
+    def implementations(self) -> dict[str, Callable[[], torch.Tensor]]:
+        losses = {
+            "fused": fused_ops.triplet_margin_loss,
+            "eager": F.triplet_margin_loss,
+            "compile": torch.compile(F.triplet_margin_loss),
+        }
+        return {name: partial(self.step, loss, self.inputs) for name, loss in losses.items()}
 
     def step(self, loss: Callable, inputs: list[torch.Tensor]) -> torch.Tensor:
+        training = self.case == "train"
+        for tensor in inputs:
+            tensor.requires_grad_(training).grad = None
         result = loss(*inputs)
-        if self.case == "train":
-            for tensor in inputs:
-                tensor.grad = None
+        if training:
             result.backward()
         return result
 
-    def measure(self) -> list[dict]:
-        inputs = self.inputs()
-        exact = self.outputs(F.triplet_margin_loss, [x.detach().double() for x in inputs])
-        measured = []
-        for name, loss in implementations().items():
-            for _ in range(3):
-                self.step(loss, inputs)
-            row = {
-                "op": "triplet",
-                "case": self.case,
-                "variant": "",
-                "shape": [self.rows, self.dim],
-                "dtype": str(self.dtype).removeprefix("torch."),
-                "impl": name,
-            }
-            row |= errors(self.outputs(loss, inputs), exact)
-            row |= measure.measure(lambda loss=loss: self.step(loss, inputs), self.device)
-            moved = UNITS[self.case] * self.rows * self.dim * inputs[0].element_size()
-            row["sol"] = moved / row["time_us"] * 1e6 / self.bandwidth
-            if self.device == "cpu":
-                row["sol"] = None
-            measured.append(row | rows.environment(self.device))
-        return measured
+    def results(self, call: Callable) -> list[torch.Tensor]:
+        return [call().detach(), *self._gradients(self.inputs)]
 
-    def outputs(self, loss: Callable, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The loss, and for a training step the gradients of a few rows."""
-        inputs = [tensor.detach().requires_grad_(self.case == "train") for tensor in inputs]
-        result = [self.step(loss, inputs).detach()]
-        return result + [tensor.grad[:64] for tensor in inputs if tensor.grad is not None]
+    def exact(self) -> list[torch.Tensor]:
+        inputs = [tensor.detach().double() for tensor in self.inputs]
+        return [self.step(F.triplet_margin_loss, inputs).detach(), *self._gradients(inputs)]
+
+    def _gradients(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [tensor.grad[:COMPARED_ROWS] for tensor in inputs if tensor.grad is not None]
+
+    def moved_bytes(self) -> int:
+        return UNITS[self.case] * self.count * self.dim * self.dtype.itemsize
 
 
-def errors(outputs: list[torch.Tensor], exact: list[torch.Tensor]) -> dict:
-    """Errors of the loss and the gradients together, the latter relative to their own norm."""
-    differences = [(a.double() - b).abs() for a, b in zip(outputs, exact, strict=True)]
-    return {
-        "max_abs_err": max(d.max().item() for d in differences),
-        "mean_abs_err": max(d.mean().item() for d in differences),
-        "rel_err": max(
-            (d.norm() / b.norm()).item() for d, b in zip(differences, exact, strict=True)
-        ),
-    }
-
-
-def cases(device: str) -> Iterator[Case]:
-    bandwidth = measure.bandwidth(device)
+def cases(device: str, bandwidth: float) -> Iterator[Case]:
     for shape in CUDA_SHAPES if device == "cuda" else CPU_SHAPES:
-        for case in ("forward", "train"):
-            yield Case(case, *shape, device, bandwidth)
+        for case in UNITS:
+            yield TripletCase(case, *shape, device, bandwidth)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Writes docs/benchmarks.md and its picture from the rows: python -m benchmarks.report."""
+
+import json
+from pathlib import Path
+
+import matplotlib
+
+from benchmarks.rows import RESULTS
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # after the backend is chosen
+
+DOCS = Path(__file__).parents[1] / "docs"
+BASELINES = {"eager": "#f4c264", "compile": "#8fb3d9"}
+
+
+def read_cases() -> dict[str, dict[tuple, dict[str, dict]]]:
+    """device -> (op, case, shape, dtype) -> impl -> row, in the order of the files."""
+    devices = {}
+    for path in sorted(RESULTS.glob("*.jsonl"), reverse=True):
+        for row in map(json.loads, path.read_text().splitlines()):
+            device = row["gpu"] or "CPU"
+            case = row["op"], row["case"], tuple(row["shape"]), row["dtype"]
+            devices.setdefault(device, {}).setdefault(case, {})[row["impl"]] = row
+    return devices
+
+
+def time(row: dict | None) -> str:
+    return "" if row is None else f"{row['time_us']:,.1f}"
+
+
+def ratio(rows: dict[str, dict], impl: str, field: str = "time_us") -> str:
+    if impl not in rows or not rows["fused"].get(field):
+        return ""
+    return f"{rows[impl][field] / rows['fused'][field]:.2f}"
+
+
+def table(cases: dict[tuple, dict[str, dict]]) -> list[str]:
+    """One line a case; a ratio is that of the other to fused, so above 1 fused is faster."""
+    lines = [
+        "| op | case | shape | dtype | fused us | eager us | compile us | eager / fused "
+        "| compile / fused | wall, eager / fused | peak memory, eager / fused "
+        "| launches | rel. error fused | eager |",
+        "|---|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for (op, case, shape, dtype), rows in cases.items():
+        fused, eager = rows["fused"], rows.get("eager")
+        cells = [
+            op, case, " x ".join(map(str, shape)), dtype, time(fused), time(eager),
+            time(rows.get("compile")), ratio(rows, "eager"), ratio(rows, "compile"),
+            ratio(rows, "eager", "wall_us"), ratio(rows, "eager", "peak_bytes"),
+            fused["launches"] or "", f"{fused['rel_err']:.0e}",
+            "" if eager is None else f"{eager['rel_err']:.0e}",
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return lines
+
+
+def write_page(devices: dict) -> None:
+    lines = [
+        "# Benchmarks",
+        "",
+        "Written by `python -m benchmarks.report` from the rows in `benchmarks/results`, which",
+        "`make bench` measures. Times are medians: on a GPU of one call by CUDA events with the",
+        "L2 cache flushed, on the CPU of the whole Python call. Wall time is host and device",
+        "together, calls back to back. Errors are relative to float64.",
+    ]
+    for device, cases in devices.items():
+        versions = next(iter(cases.values()))["fused"]
+        cuda = f", CUDA {versions['cuda']}" if versions["cuda"] else ""
+        lines += ["", f"## {device}", "", f"torch {versions['torch']}{cuda}.", "", *table(cases)]
+    (DOCS / "benchmarks.md").write_text("\n".join(lines) + "\n")
+
+
+def draw(device: str, cases: dict, path: Path) -> None:
+    """Bars of how many times longer the baselines take."""
+    shown = {case: rows for case, rows in cases.items() if len(rows) > 1}
+    figure, axes = plt.subplots(figsize=(9, 0.36 * len(shown) + 1.2), layout="constrained")
+    for offset, (impl, color) in enumerate(BASELINES.items()):
+        values = [rows[impl]["time_us"] / rows["fused"]["time_us"] for rows in shown.values()]
+        places = [place + 0.4 * offset for place in range(len(shown))]
+        bars = axes.barh(places, values, height=0.38, color=color, label=impl)
+        axes.bar_label(bars, [f"{value:.1f}" for value in values], padding=3, fontsize=8)
+    labels = [
+        f"{op} {case}  {' x '.join(map(str, shape))}  {dtype}" for op, case, shape, dtype in shown
+    ]
+    axes.set_yticks([place + 0.2 for place in range(len(shown))], labels, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_title(f"Time of PyTorch / time of fused_ops, {device}", loc="left", fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower right")
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    devices = read_cases()
+    DOCS.mkdir(exist_ok=True)
+    write_page(devices)
+    device, cases = next((item for item in devices.items() if item[0] != "CPU"), None)
+    draw(device, cases, DOCS / "benchmarks.png")
+
+
+if __name__ == "__main__":
+    main()
