@@ -83,9 +83,9 @@ void get_distances(const SvgdCpuParticles<T>& particles, int64_t i, int64_t j, i
   }
 }
 
-// Calls `visit(d2)` for each pair i < j whose i is in a row block.
+// Calls `visit(d2, count)` for runs of the pairs i < j whose i is in a row block.
 template <typename T, typename Visit>
-void for_each_pair(const SvgdCpuParticles<T>& particles, int64_t block, const Visit& visit) {
+void for_each_run(const SvgdCpuParticles<T>& particles, int64_t block, const Visit& visit) {
   alignas(64) T distances[kRowBlock][kColumnBlock];
   const int64_t i = block * kRowBlock;
   const int64_t rows = std::min<int64_t>(kRowBlock, particles.count - i);
@@ -94,11 +94,24 @@ void for_each_pair(const SvgdCpuParticles<T>& particles, int64_t block, const Vi
     get_distances(particles, i, j, columns, distances);
     const int64_t end = std::min(j + columns, particles.count);
     for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t other = std::max(j, i + r + 1); other < end; ++other) {
-        visit(distances[r][other - j]);
-      }
+      const int64_t first = std::max(j, i + r + 1);
+      if (first < end) visit(distances[r] + (first - j), end - first);
     }
   }
+}
+
+// The sum of a run, NaN where one of its distances is.
+template <typename T>
+FUSED_OPS_CLONES double run_sum(const T* distances, int64_t count) {
+  double sums[16] = {};
+  int64_t first = 0;
+  for (; first + 16 <= count; first += 16) {
+    for (int lane = 0; lane < 16; ++lane) sums[lane] += distances[first + lane];
+  }
+  for (int lane = 0; lane < count - first; ++lane) sums[lane] += distances[first + lane];
+  double sum = 0;
+  for (const double part : sums) sum += part;
+  return sum;
 }
 
 template <typename T>
@@ -258,19 +271,24 @@ void svgd_count(const SvgdCpuParticles<T>& particles, int digit, uint64_t prefix
   const int bits = digit_bits<T>(digit);
   const int shift = digit_shift<T>(digit);
   const Key<T> mask = (Key<T>(1) << bits) - 1;
+  // Neighbours often share a bin, and two counters let their increments overlap.
+  std::vector<int64_t> odd(counts.bins.size());
+  int64_t* const bins[2] = {counts.bins.data(), odd.data()};
   for (int64_t block = begin; block < end; ++block) {
     double sum = 0;
-    for_each_pair(particles, block, [&](T distance) {
-      if (distance != distance) {  // its bits would not order
-        counts.nan = true;
-        return;
+    for_each_run(particles, block, [&](const T* distances, int64_t count) {
+      if (digit == 0) sum += run_sum(distances, count);
+      for (int64_t pair = 0; pair < count; ++pair) {
+        const Key<T> key = std::bit_cast<Key<T>>(distances[pair]) >> shift;
+        if ((key >> bits) == prefix) ++bins[pair % 2][key & mask];
       }
-      const Key<T> key = std::bit_cast<Key<T>>(distance) >> shift;
-      if ((key >> bits) == prefix) ++counts.bins[key & mask];
-      sum += distance;
     });
-    if (digit == 0) block_sums[block] = sum;
+    if (digit == 0) {
+      counts.nan |= sum != sum;
+      block_sums[block] = sum;
+    }
   }
+  for (size_t bin = 0; bin < odd.size(); ++bin) counts.bins[bin] += odd[bin];
 }
 
 template <typename T>
@@ -295,8 +313,10 @@ template <typename T>
 T svgd_next_above(const SvgdCpuParticles<T>& particles, T value, int64_t begin, int64_t end) {
   T next = std::numeric_limits<T>::infinity();
   for (int64_t block = begin; block < end; ++block) {
-    for_each_pair(particles, block, [&](T distance) {
-      if (distance > value && distance < next) next = distance;
+    for_each_run(particles, block, [&](const T* distances, int64_t count) {
+      for (int64_t pair = 0; pair < count; ++pair) {
+        if (distances[pair] > value && distances[pair] < next) next = distances[pair];
+      }
     });
   }
   return next;
