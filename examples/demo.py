@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Show fused_ops at work beside PyTorch: `python examples/demo.py [--device cpu] [--output DIR]`.
 
-Needs the `examples` extra and no network. Exits with 1 if the two disagree.
+Needs the `examples` extra and no network. Exits with 1 if a result is wrong.
 """
 
 import argparse
 from pathlib import Path
 
 import metric_learning
+import svgd_density
+import svgd_logistic_regression
 import torch
+
+PARTS = (metric_learning, svgd_density, svgd_logistic_regression)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -33,7 +37,7 @@ def main() -> None:
     arguments.output.mkdir(parents=True, exist_ok=True)
     print(f"Device: {describe(arguments.device)}")
 
-    written = metric_learning.run(arguments.device, arguments.output)
+    written = [path for part in PARTS for path in part.run(arguments.device, arguments.output)]
 
     print("\nWritten:")
     for path in written:

@@ -12,7 +12,7 @@ from matplotlib.colors import LinearSegmentedColormap
 
 INK = "#1b3a5c"
 PAPER_TO_BLUE = LinearSegmentedColormap.from_list("density", ["#ffffff", "#bfd6ea", "#5f93c4"])
-PARTICLE = {"s": 13, "color": "#e8743b", "edgecolors": "white", "linewidths": 0.4}
+PARTICLE = {"s": 11, "color": "#e8743b", "edgecolors": "white", "linewidths": 0.4}
 
 
 def draw(path: Path, density: np.ndarray, reach: float, panels: dict[str, np.ndarray]) -> None:

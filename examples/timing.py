@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import torch
 
-WARM_UP = 3
+WARM_UP = 2
 # Rounds end after this many or, where calls are slow, after this time, but not before the fewest.
 ROUNDS, FEWEST_ROUNDS = 50, 5
-BUDGET_SECONDS = 3.0
+BUDGET_SECONDS = 2.0
 
 
 def synchronize(device: torch.device) -> None:

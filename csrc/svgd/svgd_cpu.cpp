@@ -74,7 +74,7 @@ class SvgdOnCpu {
     double sum = 0;
     for (const double part : block_sums) sum += part;
     const double pairs = static_cast<double>(count) * static_cast<double>(count - 1) / 2;
-    return bandwidth_of(rule, count, lower, upper, count > 1 ? static_cast<T>(sum / pairs) : T(0));
+    return bandwidth_of<T>(rule, count, lower, upper, count > 1 ? sum / pairs : 0);
   }
 
   void update(const SvgdUpdate& update, T bandwidth) {

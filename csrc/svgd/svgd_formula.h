@@ -32,27 +32,27 @@ inline MedianRanks median_ranks(BandwidthRule rule, int64_t count) {
 }
 
 // h from the two middle squared distances and, where those are zero, from the mean squared distance
-// of the pairs. 1 where that is zero too.
+// of the pairs. 1 where that is zero too. Formed in float64 and rounded once.
 template <typename T>
-FUSED_OPS_HOST_DEVICE inline T bandwidth_of(BandwidthRule rule, int64_t count, T lower, T upper,
-                                            T mean) {
-  T middle = lower;
+FUSED_OPS_HOST_DEVICE inline T bandwidth_of(BandwidthRule rule, int64_t count, double lower,
+                                            double upper, double mean) {
+  double middle = lower;
   if (lower != upper) {
     if (rule == BandwidthRule::paper) {  // the median of distances, not of their squares
-      const T distance = (std::sqrt(lower) + std::sqrt(upper)) / T(2);
+      const double distance = (std::sqrt(lower) + std::sqrt(upper)) / 2;
       middle = distance * distance;
     } else {
-      middle = lower / T(2) + upper / T(2);
+      middle = lower / 2 + upper / 2;
     }
   }
-  if (middle == T(0)) middle = mean;
-  if (middle == T(0)) return T(1);
+  if (middle == 0) middle = mean;
+  if (middle == 0) return T(1);
   const double particles = static_cast<double>(count);
   const double divisor = rule == BandwidthRule::paper       ? 2 * std::log(particles)
                          : rule == BandwidthRule::reference ? 2 * std::log(particles + 1)
                          : std::log(particles) > 1          ? std::log(particles)
                                                             : 1;
-  const T bandwidth = static_cast<T>(static_cast<double>(middle) / divisor);
+  const T bandwidth = static_cast<T>(middle / divisor);
   return bandwidth == T(0) ? std::numeric_limits<T>::denorm_min() : bandwidth;
 }
 

@@ -257,7 +257,7 @@ __global__ void __launch_bounds__(kTileThreads)
   const MedianScratch& scratch = *task.scratch;
   const int64_t count = task.particles.count;
   if (count < 2) {
-    if (threadIdx.x == 0) *bandwidth = bandwidth_of(rule, count, T(0), T(0), T(0));
+    if (threadIdx.x == 0) *bandwidth = bandwidth_of<T>(rule, count, 0, 0, 0);
     return;
   }
   const Count key = next_prefix<T>(task, Key::digits - 1);
@@ -278,7 +278,7 @@ __global__ void __launch_bounds__(kTileThreads)
   if (threadIdx.x != 0) return;
   if (scratch.nan) lower = upper = std::numeric_limits<T>::quiet_NaN();
   const double pairs = static_cast<double>(count) * static_cast<double>(count - 1) / 2;
-  *bandwidth = bandwidth_of(rule, count, lower, upper, static_cast<T>(sum.value / pairs));
+  *bandwidth = bandwidth_of<T>(rule, count, lower, upper, sum.value / pairs);
 }
 
 }  // namespace fused_ops

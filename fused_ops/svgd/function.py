@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The public functions."""
 
+import contextlib
 import math
 from collections.abc import Callable
 
@@ -164,8 +165,10 @@ def _update(op, particles, score, step_size, bandwidth, kernel, repulsion) -> to
 def _reasons(particles, score=None, bandwidth=None) -> list[str]:
     """Why the kernels do not take a call; empty where they do."""
     tensors = [x for x in (particles, score, bandwidth) if isinstance(x, torch.Tensor)]
-    # A bandwidth may have another floating-point dtype; it is converted.
-    reasons = tensor_reasons(*tensors[:2])
+    reasons = tensor_reasons(*(x for x in (particles, score) if x is not None))
+    if isinstance(bandwidth, torch.Tensor):
+        # By itself, for it may have another floating-point dtype: it is converted.
+        reasons = reasons or tensor_reasons(bandwidth)
     if not reasons and particles.numel() == 0:
         reasons.append("no particles or no dimensions")
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
@@ -177,10 +180,18 @@ def _fallback(particles, score, step_size, bandwidth, kernel, repulsion) -> torc
     if particles.numel() == 0:
         return particles.clone()
     x, s = _accumulated(particles), _accumulated(score)
-    h = reference.bandwidth(x, bandwidth) if isinstance(bandwidth, str) else bandwidth
-    phi = reference.phi(x, s, h, kernel, repulsion)
-    result = phi if step_size is None else x + step_size * phi
+    with _without_autocast(particles.device.type):
+        h = reference.bandwidth(x, bandwidth) if isinstance(bandwidth, str) else bandwidth
+        phi = reference.phi(x, s, h, kernel, repulsion)
+        result = phi if step_size is None else x + step_size * phi
     return result.to(particles.dtype)
+
+
+def _without_autocast(device_type: str) -> contextlib.AbstractContextManager:
+    """Autocast would narrow the reference's sums, which are the kernels' float32 ones."""
+    if torch.amp.is_autocast_available(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return contextlib.nullcontext()
 
 
 def _accumulated(tensor: torch.Tensor) -> torch.Tensor:
@@ -237,9 +248,11 @@ def _check_number(name: str, value: float) -> None:
         raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
 
 
-def _dispatch(op: str, particles, *tensors) -> Dispatch:
+def _dispatch(op: str, particles, score=None, bandwidth=None) -> Dispatch:
     _check_matrix("particles", particles)
-    reasons = tuple(_reasons(particles, *tensors))
+    # A score that is a function is not called: what it returns must be like the particles.
+    score = score if isinstance(score, torch.Tensor) else None
+    reasons = tuple(_reasons(particles, score, bandwidth))
     if reasons:
         return Dispatch(op, "pytorch", reasons=reasons)
     dtype = str(particles.dtype).removeprefix("torch.")

@@ -19,27 +19,29 @@ def bandwidth(particles: torch.Tensor, rule: str) -> torch.Tensor:
     count = len(particles)
     distances = squared_distances(particles)
     pairs = distances[tuple(torch.triu_indices(count, count, 1, device=particles.device))]
+    if count < 2:
+        return particles.new_ones(())
     # The median, as the mean of two middle values, which may be the same.
     if rule == "paper":
-        ordered = pairs.sqrt().sort().values
+        ordered = pairs.sort().values
         middle = (len(ordered) - 1) // 2, len(ordered) // 2
     else:
         ordered = torch.cat([pairs.new_zeros(count), pairs.repeat_interleave(2)]).sort().values
         middle = (len(ordered) - 1) // 2, (len(ordered) - (rule == "median")) // 2
+    lower, upper = ordered[middle[0]], ordered[middle[1]]
+    median = (lower + upper) / 2
+    if rule == "paper":  # ((sqrt(lower) + sqrt(upper)) / 2)^2, whose gradient is finite at zero
+        product = lower * upper
+        root = torch.where(product == 0, product, torch.where(product == 0, 1, product).sqrt())
+        median = (median + root) / 2
     divisor = {
-        "median": max(math.log(count), 1.0) if count else 1.0,
-        "paper": 2 * math.log(count) if count else 1.0,
+        "median": max(math.log(count), 1.0),
+        "paper": 2 * math.log(count),
         "reference": 2 * math.log(count + 1),
     }[rule]
-    one = particles.new_ones(())
-    if count < 2:
-        return one
-    median = (ordered[middle[0]] + ordered[middle[1]]) / 2
-    if rule == "paper":
-        median = median.square()
     median = torch.where(pairs.isnan().any(), math.nan, median)
     spread = torch.where(median == 0, pairs.mean(), median)
-    return torch.where(spread == 0, one, spread / divisor)
+    return torch.where(spread == 0, torch.ones_like(spread), spread / divisor)
 
 
 def phi(
