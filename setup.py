@@ -90,7 +90,8 @@ def native_module(build: str) -> dict:
         f"-ffile-prefix-map={Path(torch.__file__).parents[1]}/=",
     ]
     common = ["-fvisibility=hidden", *prefixes]
-    # Without contraction every instruction set gives the same bits.
+    # Without contraction every instruction set, and every variant of a kernel, gives the same bits.
+    # Where a fused multiply-add is wanted the code says so.
     flags = {"cxx": ["-O3", "-g0", "-std=c++20", "-ffp-contract=off", *common]}
     # Linked by hand: libtorch must stay NEEDED although nothing of it is referenced, since in a
     # CUDA build it is what brings libtorch_cuda, and with it the current stream, into scope.
@@ -112,7 +113,8 @@ def native_module(build: str) -> dict:
         torch.version.cuda = torch.version.cuda or version  # else no header dependencies for .cu
         # nvcc and torch may differ in CUDA version, for none of torch's CUDA is linked.
         cpp_extension._check_cuda_version = lambda *_: None
-        flags["nvcc"] = ["-O3", "-std=c++20", "--threads=2", "--expt-relaxed-constexpr"]
+        flags["nvcc"] = ["-O3", "-std=c++20", "--fmad=false"]
+        flags["nvcc"] += ["--threads=2", "--expt-relaxed-constexpr"]
         flags["nvcc"] += ["-Xcompiler=" + ",".join(common)]
         if int(version.split(".")[0]) >= 13:
             flags["nvcc"] += ["--compress-mode=size"]

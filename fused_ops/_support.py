@@ -5,7 +5,6 @@ The reasons against the kernels are data: an op collects them, `explain` shows t
 `set_fallback` can turn them into an error. No reasons means that the kernels run.
 """
 
-import functools
 import os
 import re
 import warnings
@@ -171,25 +170,33 @@ def _mode_intervenes() -> bool:
 
 
 @torch.compiler.assume_constant_result
-@functools.cache
 def cuda_reasons(index: int) -> tuple[str, ...]:
     """The reasons against the CUDA kernels on a device; warns of them once."""
+    if index not in _known_cuda_reasons:
+        _known_cuda_reasons[index] = reasons = _find_cuda_reasons(index)
+        for reason in reasons:
+            message = f"fused_ops runs in plain PyTorch, because {reason}"
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
+    return _known_cuda_reasons[index]
+
+
+_known_cuda_reasons: dict[int, tuple[str, ...]] = {}
+
+
+def _find_cuda_reasons(index: int) -> tuple[str, ...]:
     info = native.build_info()
     if not info["cuda"]:
-        reason = (
+        return (
             "this build has no CUDA kernels, for no nvcc was found when it was compiled. "
-            "Fix: install a wheel, or build with CUDA_HOME set"
+            "Fix: install a wheel, or build with CUDA_HOME set",
         )
-    else:
-        capability = torch.cuda.get_device_capability(index)
-        if runs_on(info["architectures"], capability):
-            return ()
-        reason = (
-            f"this build has no kernels for compute capability {capability[0]}.{capability[1]}, "
-            f"only for {info['architectures']}. Fix: build with TORCH_CUDA_ARCH_LIST set"
-        )
-    warnings.warn(f"fused_ops runs in plain PyTorch, because {reason}", RuntimeWarning, 2)
-    return (reason,)
+    capability = torch.cuda.get_device_capability(index)
+    if runs_on(info["architectures"], capability):
+        return ()
+    return (
+        f"this build has no kernels for compute capability {capability[0]}.{capability[1]}, "
+        f"only for {info['architectures']}. Fix: build with TORCH_CUDA_ARCH_LIST set",
+    )
 
 
 def runs_on(architectures: str, capability: tuple[int, int]) -> bool:

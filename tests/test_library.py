@@ -189,12 +189,14 @@ def test_reasons_against_the_cuda_kernels(monkeypatch, cuda, architectures, text
     info = {"cuda": cuda, "architectures": architectures}
     monkeypatch.setattr(_support, "native", SimpleNamespace(build_info=lambda: info))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8, 9))
-    reasons_of = _support.cuda_reasons.__wrapped__  # beside the cache
+    monkeypatch.setattr(_support, "_known_cuda_reasons", {})
     if text is None:
-        assert reasons_of(0) == ()
+        assert _support.cuda_reasons(0) == ()
         return
     with pytest.warns(RuntimeWarning, match=f"plain PyTorch, because .*{text}") as caught:
-        (reason,) = reasons_of(0)
+        (reason,) = _support.cuda_reasons(0)
+        assert _support.cuda_reasons(0) == (reason,)
+    assert len(caught) == 1
     assert reason in str(caught[0].message)
 
 

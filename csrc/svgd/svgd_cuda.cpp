@@ -26,9 +26,10 @@ struct SvgdLaunches {
   Tensor scratch(int64_t bytes) const { return new_tensor(tensor, {bytes}, kByte); }
 
   Tensor bandwidth(BandwidthRule rule) {
+    Tensor result = new_tensor(tensor, {}, accumulate_dtype(particles.type));
+    if (particles.count == 1) return torch::stable::fill_(result, 1);
     if (policy.store_distances) distances = scratch(svgd_distances_bytes(particles));
     const Tensor median = scratch(svgd_median_bytes(policy));
-    Tensor result = new_tensor(tensor, {}, accumulate_dtype(particles.type));
     check_cuda(launch_svgd_bandwidth(particles, rule, policy, data_or_null(distances),
                                      median.mutable_data_ptr(), result.mutable_data_ptr(),
                                      context.stream));

@@ -77,32 +77,44 @@ __device__ inline void tile_distances(const SvgdParticles& particles, int64_t fi
   }
 }
 
-// The same patch read from a stored (count, count) matrix, zero past its end.
+// The same patch read from a stored (count, count) matrix of which the part on and above the
+// diagonal is filled; zero past its end.
 template <int I, int J, typename T>
 __device__ inline void stored_distances(const T* matrix, int64_t count, int64_t first_i,
                                         int64_t first_j, T (&distances)[I][J]) {
   const int64_t i = first_i + I * (threadIdx.x / 16);
   const int64_t j = first_j + J * (threadIdx.x % 16);
+  if (count % I == 0 && count % J == 0 && i < count && j < count && i + I <= j + 1) {
 #pragma unroll
-  for (int a = 0; a < I; ++a) {
-    const T* row = matrix + (i + a) * count + j;
-    if (count % J == 0 && i + a < count && j < count) {  // then the patch is inside and aligned
-      const auto values = load<J>(row);
+    for (int a = 0; a < I; ++a) {
+      const auto row = load<J>(matrix + (i + a) * count + j);
 #pragma unroll
-      for (int b = 0; b < J; ++b) distances[a][b] = values.value[b];
-    } else {
+      for (int b = 0; b < J; ++b) distances[a][b] = row.value[b];
+    }
+  } else if (count % I == 0 && count % J == 0 && i < count && j < count && j + J <= i + 1) {
+#pragma unroll
+    for (int b = 0; b < J; ++b) {
+      const auto column = load<I>(matrix + (j + b) * count + i);
+#pragma unroll
+      for (int a = 0; a < I; ++a) distances[a][b] = column.value[a];
+    }
+  } else {
+#pragma unroll
+    for (int a = 0; a < I; ++a) {
 #pragma unroll
       for (int b = 0; b < J; ++b) {
-        distances[a][b] = i + a < count && j + b < count ? row[b] : T(0);
+        const int64_t low = i + a < j + b ? i + a : j + b;
+        const int64_t high = i + a < j + b ? j + b : i + a;
+        distances[a][b] = high < count ? matrix[low * count + high] : T(0);
       }
     }
   }
 }
 
-// Stores a patch and, since distances are symmetric to the bit, its mirror image.
+// Stores a patch, and with `mirrored` its mirror image: distances are symmetric to the bit.
 template <int I, int J, typename T>
-__device__ inline void store_both_ways(T* matrix, int64_t count, int64_t first_i, int64_t first_j,
-                                       const T (&distances)[I][J]) {
+__device__ inline void store_distances(T* matrix, int64_t count, int64_t first_i, int64_t first_j,
+                                       const T (&distances)[I][J], bool mirrored) {
   const int64_t i = first_i + I * (threadIdx.x / 16);
   const int64_t j = first_j + J * (threadIdx.x % 16);
 #pragma unroll
@@ -111,7 +123,7 @@ __device__ inline void store_both_ways(T* matrix, int64_t count, int64_t first_i
     for (int b = 0; b < J; ++b) {
       if (i + a < count && j + b < count) {
         matrix[(i + a) * count + j + b] = distances[a][b];
-        matrix[(j + b) * count + i + a] = distances[a][b];
+        if (mirrored) matrix[(j + b) * count + i + a] = distances[a][b];
       }
     }
   }
@@ -129,7 +141,7 @@ __global__ void __launch_bounds__(kTileThreads)
   const int64_t first_i = int64_t{blockIdx.y} * 64;
   const int64_t first_j = int64_t{blockIdx.x} * 64;
   tile_distances<scalar>(particles, first_i, first_j, tile_i, tile_j, distances);
-  store_both_ways(matrix, particles.count, first_i, first_j, distances);
+  store_distances(matrix, particles.count, first_i, first_j, distances, true);
 }
 
 }  // namespace fused_ops

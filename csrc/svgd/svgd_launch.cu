@@ -70,35 +70,38 @@ cudaError_t launch_svgd_bandwidth(const SvgdParticles& particles, BandwidthRule 
   const MedianRanks ranks = median_ranks(rule, particles.count);
   auto* scratch = static_cast<MedianScratch*>(memory);
   const int64_t rank = ranks.lower >= 0 ? ranks.lower : ranks.upper >= 0 ? ranks.upper : 0;
-  const MedianTask task{particles, distances, scratch, reinterpret_cast<double*>(scratch + 1),
-                        rank};
+  const MedianTask task{particles,
+                        distances,
+                        scratch,
+                        reinterpret_cast<double*>(scratch + 1),
+                        policy.first_count.blocks,
+                        rule,
+                        ranks,
+                        rank,
+                        bandwidth};
+  const auto with_patch = [](const CountPolicy& count, auto launch) {
+    if (count.patch == 2) {
+      launch(std::integral_constant<int, 2>{});
+    } else {
+      launch(std::integral_constant<int, 4>{});
+    }
+  };
   return dispatch_scalar(particles.type, [&](auto* pointer) {
     using scalar = std::remove_pointer_t<decltype(pointer)>;
     using T = typename AccumulateType<scalar>::type;
-    const auto with_patch = [&](const CountPolicy& count, auto launch) {
-      if (count.patch == 2) {
-        launch(std::integral_constant<int, 2>{});
-      } else {
-        launch(std::integral_constant<int, 4>{});
-      }
-    };
-    if (particles.count > 1) {
-      cudaMemsetAsync(scratch, 0, sizeof(MedianScratch), stream);
-      for (int digit = 0; digit < DistanceKey<T>::digits; ++digit) {
-        const CountPolicy& count = digit == 0 ? policy.first_count : policy.count;
-        with_patch(count, [&](auto patch) {
-          svgd_count<scalar, patch.value><<<count.blocks, kTileThreads, 0, stream>>>(task, digit);
-        });
-      }
-      if (ranks.lower >= 0 && ranks.upper != ranks.lower) {
-        with_patch(policy.count, [&](auto patch) {
-          svgd_next_above<scalar, patch.value>
-              <<<policy.count.blocks, kTileThreads, 0, stream>>>(task);
-        });
-      }
+    cudaMemsetAsync(scratch, 0, sizeof(MedianScratch), stream);
+    for (int digit = 0; digit < DistanceKey<T>::digits; ++digit) {
+      const CountPolicy& count = digit == 0 ? policy.first_count : policy.count;
+      with_patch(count, [&](auto patch) {
+        svgd_count<scalar, patch.value><<<count.blocks, kTileThreads, 0, stream>>>(task, digit);
+      });
     }
-    svgd_bandwidth<scalar><<<1, kTileThreads, 0, stream>>>(task, policy.first_count.blocks, rule,
-                                                           ranks, static_cast<T*>(bandwidth));
+    if (ranks.lower >= 0 && ranks.upper > ranks.lower) {
+      with_patch(policy.count, [&](auto patch) {
+        svgd_next_above<scalar, patch.value>
+            <<<policy.count.blocks, kTileThreads, 0, stream>>>(task);
+      });
+    }
     return cudaGetLastError();
   });
 }

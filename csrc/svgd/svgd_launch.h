@@ -23,13 +23,13 @@ int64_t svgd_partial_bytes(const SvgdParticles& particles, const SvgdPolicy& pol
 cudaError_t launch_svgd_distances(const SvgdParticles& particles, void* distances,
                                   cudaStream_t stream);
 
-// Writes the bandwidth, one element of the accumulation type, and on the way fills `distances`,
-// (count, count), unless that is null.
+// Writes the bandwidth of two particles or more, one element of the accumulation type, and on the
+// way fills `distances`, (count, count) on and above the diagonal, unless that is null.
 cudaError_t launch_svgd_bandwidth(const SvgdParticles& particles, BandwidthRule rule,
                                   const SvgdPolicy& policy, void* distances, void* scratch,
                                   void* bandwidth, cudaStream_t stream);
 
-// `distances` is a filled matrix, or null: then the update computes them.
+// `distances` is a matrix filled on and above the diagonal, or null: then they are computed.
 cudaError_t launch_svgd_update(const SvgdUpdate& update, const SvgdPolicy& policy,
                                const void* distances, void* partial, cudaStream_t stream);
 

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The exact median of the squared distances, without storing or sorting them.
+// The exact median of the squared distances, without sorting them.
 //
 // A non-negative float orders as its bits do, so the value of a given rank among the pairs i < j is
 // found digit by digit: each pass counts, in a histogram of 2^11 bins, the pairs whose leading bits
-// are those found so far, and the next pass picks the bin that holds the rank. Three passes settle
-// float32, six float64. Counts are 64-bit and added by integer atomics, whose order does not
-// matter.
+// are those found so far, and its last block to finish picks the bin that holds the rank. Three
+// passes settle float32, six float64. Counts are added by integer atomics, whose order does not
+// matter, so the result repeats bit for bit.
 //
 // svgd_count       one digit; the first pass also adds the distances, for the mean
 // svgd_next_above  the smallest value above the one found, where the median is a mean of two
-// svgd_bandwidth   the bandwidth
 
 #pragma once
 
@@ -60,20 +59,36 @@ __device__ inline int digit_bits(int digit) {
 // What the passes leave to each other in device memory, all zero at first.
 struct alignas(16) MedianScratch {
   Count histograms[kMaxDigits][kBins];
-  Count prefixes[kMaxDigits + 1];  // the leading bits of the wanted value, by digits known
-  Count ranks[kMaxDigits + 1];     // its rank among the pairs that share them
-  Count equal;                     // pairs that have the value itself
-  Count next_above;                // complement of the smallest key above it
-  unsigned nan;                    // whether any distance is NaN
+  Count prefix;                       // the leading bits of the wanted value
+  Count rank;                         // its rank among the pairs that share them
+  Count equal;                        // how many those are
+  Count next_above;                   // complement of the smallest key above the value
+  unsigned finished[kMaxDigits + 1];  // blocks of each pass
+  unsigned nan;                       // whether any distance is NaN
 };
 
 struct MedianTask {
   SvgdParticles particles;
   void* distances;  // (count, count), filled by the first pass, or null: then each pass computes
   MedianScratch* scratch;
-  double* partial_sums;  // (blocks of svgd_count)
-  int64_t rank;          // of the value sought, among the pairs i < j
+  double* partial_sums;  // of the distances, by the first_blocks blocks of the first pass
+  int first_blocks;
+  BandwidthRule rule;
+  MedianRanks ranks;
+  int64_t rank;     // of the value sought, among the pairs i < j
+  void* bandwidth;  // the result, one element of the accumulation type
 };
+
+// Whether this block is the last of its grid to come here; it then sees what the others wrote.
+__device__ inline bool is_last_block(unsigned* finished) {
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicAdd(finished, 1u) == gridDim.x - 1;
+  __syncthreads();
+  __threadfence();
+  return last;
+}
 
 // The tile of pairs i <= j that `index` counts along the rows of the lower triangle.
 __device__ inline void triangle_tile(int64_t index, int64_t& row, int64_t& column) {
@@ -83,24 +98,19 @@ __device__ inline void triangle_tile(int64_t index, int64_t& row, int64_t& colum
   column = index - row * (row + 1) / 2;
 }
 
-// Reads the histogram of `digit` and finds in which bin the rank lies. Every block does so for
-// itself; block 0 writes it down for the passes after the next.
+// Finds the bin of `digit` that holds the rank and writes it down. One block does so.
 template <typename T>
-__device__ inline Count next_prefix(const MedianTask& task, int digit) {
+__device__ inline void pick_digit(const MedianTask& task, int digit) {
   MedianScratch& scratch = *task.scratch;
   __shared__ Count warp_sums[kTileThreads / kWarpSize];
-  __shared__ Count found;
   constexpr int per_thread = kBins / kTileThreads;
-  const Count rank = digit == 0 ? static_cast<Count>(task.rank) : scratch.ranks[digit];
+  const Count rank = digit == 0 ? static_cast<Count>(task.rank) : scratch.rank;
+  const Count prefix = scratch.prefix;
   const Count* bins = scratch.histograms[digit] + threadIdx.x * per_thread;
   Count counts[per_thread];
   Count sum = 0;
 #pragma unroll
-  for (int bin = 0; bin < per_thread; bin += 2) {
-    const auto pair = load<2>(bins + bin);
-    sum += counts[bin] = pair.value[0];
-    sum += counts[bin + 1] = pair.value[1];
-  }
+  for (int bin = 0; bin < per_thread; ++bin) sum += counts[bin] = __ldcg(bins + bin);
   Count before = sum;  // becomes the sum of all bins before this thread's
   const int lane = threadIdx.x % kWarpSize;
   for (int offset = 1; offset < kWarpSize; offset *= 2) {
@@ -108,10 +118,10 @@ __device__ inline Count next_prefix(const MedianTask& task, int digit) {
     if (lane >= offset) before += other;
   }
   if (lane == kWarpSize - 1) warp_sums[threadIdx.x / kWarpSize] = before;
-  if (threadIdx.x == 0) found = 0;  // stays where NaN leaves too few pairs for the rank
   __syncthreads();
   for (int warp = 0; warp < threadIdx.x / kWarpSize; ++warp) before += warp_sums[warp];
   before -= sum;
+  // No thread does where NaN leaves too few pairs for the rank; the median is NaN then.
   if (before <= rank && rank < before + sum) {
     int bin = 0;
     Count in_bin = counts[0];
@@ -122,16 +132,39 @@ __device__ inline Count next_prefix(const MedianTask& task, int digit) {
       in_bin = counts[next];
       bin = next;
     }
-    const Count prefix = digit == 0 ? 0 : scratch.prefixes[digit];
-    found = prefix << digit_bits<T>(digit) | (threadIdx.x * per_thread + bin);
-    if (blockIdx.x == 0) {
-      scratch.prefixes[digit + 1] = found;
-      scratch.ranks[digit + 1] = rank - before;
-      scratch.equal = in_bin;  // after the last digit: of the value itself
-    }
+    scratch.prefix = prefix << digit_bits<T>(digit) | (threadIdx.x * per_thread + bin);
+    scratch.rank = rank - before;
+    scratch.equal = in_bin;
   }
   __syncthreads();
-  return found;
+}
+
+// The bandwidth from the value found. One block does so.
+template <typename T>
+__device__ inline void write_bandwidth(const MedianTask& task) {
+  using Key = DistanceKey<T>;
+  const MedianScratch& scratch = *task.scratch;
+  const T value = Key::value(static_cast<typename Key::type>(scratch.prefix));
+  T lower = task.ranks.lower < 0 ? T(0) : value;
+  T upper = task.ranks.upper < 0 ? T(0) : value;
+  // Found by the lower rank; the upper one is the next pair's, which may be equal.
+  if (task.ranks.lower >= 0 && task.ranks.upper > task.ranks.lower &&
+      scratch.rank + 1 >= scratch.equal) {
+    upper = Key::value(static_cast<typename Key::type>(~__ldcg(&scratch.next_above)));
+  }
+  Sum<double> sum;
+  if (upper == T(0)) {  // the same for every thread
+    __shared__ Sum<double> shared[kTileThreads / kWarpSize];
+    for (int i = threadIdx.x; i < task.first_blocks; i += kTileThreads) {
+      sum.value += task.partial_sums[i];
+    }
+    sum = reduce_group(sum, kTileThreads, shared);
+  }
+  if (threadIdx.x != 0) return;
+  if (scratch.nan) lower = upper = std::numeric_limits<T>::quiet_NaN();
+  const double count = static_cast<double>(task.particles.count);
+  *static_cast<T*>(task.bandwidth) = bandwidth_of<T>(task.rule, task.particles.count, lower, upper,
+                                                     sum.value / (count * (count - 1) / 2));
 }
 
 // Calls `visit(d2, is a pair i < j)` for the pairs of this block's tiles of 16 patches a side, and
@@ -153,7 +186,7 @@ __device__ inline void for_each_pair(const MedianTask& task, bool first_pass, Vi
     } else {
       tile_distances<scalar>(task.particles, column * tile, row * tile, tile_i, tile_j, distances);
       if (matrix != nullptr) {
-        store_both_ways(matrix, task.particles.count, column * tile, row * tile, distances);
+        store_distances(matrix, task.particles.count, column * tile, row * tile, distances, false);
       }
     }
     const int64_t i = column * tile + patch * (threadIdx.x / 16);
@@ -176,7 +209,7 @@ __global__ void __launch_bounds__(kTileThreads)
   using Key = DistanceKey<T>;
   __shared__ unsigned histogram[kBins];
   MedianScratch& scratch = *task.scratch;
-  const Count prefix = digit == 0 ? 0 : next_prefix<T>(task, digit - 1);
+  const Count prefix = scratch.prefix;
   for (int bin = threadIdx.x; bin < kBins; bin += kTileThreads) histogram[bin] = 0;
   __syncthreads();
 
@@ -219,11 +252,16 @@ __global__ void __launch_bounds__(kTileThreads)
         if (++tiles % kTilesPerFlush == 0) flush();
       });
   flush();
-  if (digit != 0) return;
-  if (nan) scratch.nan = 1;  // every writer writes the same
-  __shared__ Sum<double> shared[kTileThreads / kWarpSize];
-  const Sum<double> total = reduce_group(Sum<double>{sum}, kTileThreads, shared);
-  if (threadIdx.x == 0) task.partial_sums[blockIdx.x] = total.value;
+  if (digit == 0) {
+    if (nan) scratch.nan = 1;  // every writer writes the same
+    __shared__ Sum<double> shared[kTileThreads / kWarpSize];
+    const Sum<double> total = reduce_group(Sum<double>{sum}, kTileThreads, shared);
+    if (threadIdx.x == 0) task.partial_sums[blockIdx.x] = total.value;
+  }
+  if (!is_last_block(&scratch.finished[digit])) return;
+  pick_digit<T>(task, digit);
+  const bool mean_of_two = task.ranks.lower >= 0 && task.ranks.upper > task.ranks.lower;
+  if (digit == Key::digits - 1 && !mean_of_two) write_bandwidth<T>(task);
 }
 
 template <typename scalar, int patch>
@@ -231,7 +269,8 @@ __global__ void __launch_bounds__(kTileThreads)
     svgd_next_above(const __grid_constant__ MedianTask task) {
   using T = typename AccumulateType<scalar>::type;
   using Key = DistanceKey<T>;
-  const Count value = next_prefix<T>(task, Key::digits - 1);
+  MedianScratch& scratch = *task.scratch;
+  const Count value = scratch.prefix;
   Count complement = 0;
   for_each_pair<scalar, patch, T>(
       task, false,
@@ -244,41 +283,8 @@ __global__ void __launch_bounds__(kTileThreads)
     const Count other = __shfl_xor_sync(0xffffffffu, complement, offset);
     complement = other > complement ? other : complement;
   }
-  if (threadIdx.x % kWarpSize == 0) atomicMax(&task.scratch->next_above, complement);
-}
-
-// One block. `blocks` is how many partial sums svgd_count left, `ranks` those of the median.
-template <typename scalar>
-__global__ void __launch_bounds__(kTileThreads)
-    svgd_bandwidth(const __grid_constant__ MedianTask task, int blocks, BandwidthRule rule,
-                   MedianRanks ranks, typename AccumulateType<scalar>::type* bandwidth) {
-  using T = typename AccumulateType<scalar>::type;
-  using Key = DistanceKey<T>;
-  const MedianScratch& scratch = *task.scratch;
-  const int64_t count = task.particles.count;
-  if (count < 2) {
-    if (threadIdx.x == 0) *bandwidth = bandwidth_of<T>(rule, count, 0, 0, 0);
-    return;
-  }
-  const Count key = next_prefix<T>(task, Key::digits - 1);
-  const T value = Key::value(static_cast<typename Key::type>(key));
-  T lower = ranks.lower < 0 ? T(0) : value;
-  T upper = ranks.upper < 0 ? T(0) : value;
-  // Found by the lower rank; the upper one is the next pair's, which may be equal.
-  if (ranks.lower >= 0 && ranks.upper > ranks.lower &&
-      scratch.ranks[Key::digits] + 1 >= scratch.equal) {
-    upper = Key::value(static_cast<typename Key::type>(~scratch.next_above));
-  }
-  Sum<double> sum;
-  if (upper == T(0)) {  // the same for every thread
-    __shared__ Sum<double> shared[kTileThreads / kWarpSize];
-    for (int i = threadIdx.x; i < blocks; i += kTileThreads) sum.value += task.partial_sums[i];
-    sum = reduce_group(sum, kTileThreads, shared);
-  }
-  if (threadIdx.x != 0) return;
-  if (scratch.nan) lower = upper = std::numeric_limits<T>::quiet_NaN();
-  const double pairs = static_cast<double>(count) * static_cast<double>(count - 1) / 2;
-  *bandwidth = bandwidth_of<T>(rule, count, lower, upper, sum.value / pairs);
+  if (threadIdx.x % kWarpSize == 0) atomicMax(&scratch.next_above, complement);
+  if (is_last_block(&scratch.finished[Key::digits])) write_bandwidth<T>(task);
 }
 
 }  // namespace fused_ops

@@ -14,7 +14,8 @@ namespace {
 
 void check_like_anchor(const Tensor& tensor, const Tensor& anchor, const char* name) {
   STD_TORCH_CHECK(tensor.scalar_type() == anchor.scalar_type(), name,
-                  ": expected the dtype of anchor");
+                  ": expected the dtype of anchor, ", toString(anchor.scalar_type()), ", got ",
+                  toString(tensor.scalar_type()));
   STD_TORCH_CHECK(tensor.device() == anchor.device(), name, ": expected the device of anchor");
   STD_TORCH_CHECK(tensor.dim() == anchor.dim(), name, ": expected ", anchor.dim(),
                   " dimensions as anchor has, got ", tensor.dim());
@@ -49,8 +50,10 @@ TripletArguments::TripletArguments(const Tensor& a, const Tensor& p_, const Tens
       negative((check_like_anchor(n, a, "negative"), n)) {
   const std::optional<Norm> norm = triplet_norm(p);
   STD_TORCH_CHECK(norm, "p: expected 1, 2 or inf, got ", p);
+  // Of a single element torch takes the absolute value, which cannot overflow as a square can.
+  const bool single = anchor.dim == 1 && *norm == Norm::two;
   inputs = {kernel_scalar_type(a, "anchor"),
-            *norm,
+            single ? Norm::one : *norm,
             swap,
             eps,
             anchor.count,

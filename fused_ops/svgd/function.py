@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The public functions."""
 
-import contextlib
 import math
 from collections.abc import Callable
 
@@ -180,18 +179,10 @@ def _fallback(particles, score, step_size, bandwidth, kernel, repulsion) -> torc
     if particles.numel() == 0:
         return particles.clone()
     x, s = _accumulated(particles), _accumulated(score)
-    with _without_autocast(particles.device.type):
-        h = reference.bandwidth(x, bandwidth) if isinstance(bandwidth, str) else bandwidth
-        phi = reference.phi(x, s, h, kernel, repulsion)
-        result = phi if step_size is None else x + step_size * phi
+    h = reference.bandwidth(x, bandwidth) if isinstance(bandwidth, str) else bandwidth
+    phi = reference.phi(x, s, h, kernel, repulsion)
+    result = phi if step_size is None else x + step_size * phi
     return result.to(particles.dtype)
-
-
-def _without_autocast(device_type: str) -> contextlib.AbstractContextManager:
-    """Autocast would narrow the reference's sums, which are the kernels' float32 ones."""
-    if torch.amp.is_autocast_available(device_type):
-        return torch.autocast(device_type, enabled=False)
-    return contextlib.nullcontext()
 
 
 def _accumulated(tensor: torch.Tensor) -> torch.Tensor:

@@ -30,10 +30,8 @@ def bandwidth(particles: torch.Tensor, rule: str) -> torch.Tensor:
         middle = (len(ordered) - 1) // 2, (len(ordered) - (rule == "median")) // 2
     lower, upper = ordered[middle[0]], ordered[middle[1]]
     median = (lower + upper) / 2
-    if rule == "paper":  # ((sqrt(lower) + sqrt(upper)) / 2)^2, whose gradient is finite at zero
-        product = lower * upper
-        root = torch.where(product == 0, product, torch.where(product == 0, 1, product).sqrt())
-        median = (median + root) / 2
+    if rule == "paper":  # ((sqrt(lower) + sqrt(upper)) / 2)^2
+        median = (median + _sqrt(lower) * _sqrt(upper)) / 2
     divisor = {
         "median": max(math.log(count), 1.0),
         "paper": 2 * math.log(count),
@@ -42,6 +40,11 @@ def bandwidth(particles: torch.Tensor, rule: str) -> torch.Tensor:
     median = torch.where(pairs.isnan().any(), math.nan, median)
     spread = torch.where(median == 0, pairs.mean(), median)
     return torch.where(spread == 0, torch.ones_like(spread), spread / divisor)
+
+
+def _sqrt(value: torch.Tensor) -> torch.Tensor:
+    """The square root with gradient 0 at 0, where the distance of a pair has none."""
+    return torch.where(value == 0, value, torch.where(value == 0, 1, value).sqrt())
 
 
 def phi(
@@ -60,5 +63,6 @@ def phi(
     else:
         weight = (1 + scaled).rsqrt()
         gradient = weight.pow(3) / (2 * bandwidth)
-    repelled = (gradient[:, :, None] * differences).sum(1)
-    return (weight @ score + repulsion * repelled) / len(particles)
+    # No matrix product: torch's TF32 and autocast switches would narrow it.
+    terms = weight[:, :, None] * score + repulsion * gradient[:, :, None] * differences
+    return terms.sum(1) / len(particles)

@@ -166,5 +166,6 @@ def _explain(
 
 
 def _rows_are_aligned(tensor: torch.Tensor) -> bool:
-    stride = tensor.stride(-2) if tensor.dim() > 1 else 0
-    return tensor.data_ptr() % 16 == 0 and stride * tensor.element_size() % 16 == 0
+    rows = tensor.reshape(-1, tensor.shape[-1])
+    bytes_between = rows.stride(0) * rows.element_size() if len(rows) > 1 else 0
+    return rows.data_ptr() % 16 == 0 and bytes_between % 16 == 0

@@ -117,30 +117,23 @@ def test_host_never_waits(shape, kernel):
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.fixture(params=["TF32 off", "TF32 on"])
-def tf32_results(request):
-    """Runs with each setting of the switches and leaves them as they were."""
-    before = torch.backends.cuda.matmul.allow_tf32, torch.get_float32_matmul_precision()
-    if request.param == "TF32 on":
-        torch.set_float32_matmul_precision("medium")
-        torch.backends.cuda.matmul.allow_tf32 = True
+@pytest.fixture
+def tf32():
+    former = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
     yield
-    torch.backends.cuda.matmul.allow_tf32 = before[0]
-    torch.set_float32_matmul_precision(before[1])
+    torch.backends.cuda.matmul.allow_tf32 = former
 
 
+@pytest.mark.usefixtures("tf32")
 @pytest.mark.parametrize("grad", [False, True], ids=["fused", "reference"])
-@shapes
-def test_tf32_switch_changes_nothing(tf32_results, shape, grad):
-    """pytorch#57690."""
-    inputs = random_inputs(*shape, device="cuda")
-    if grad and shape[0] * shape[0] * shape[1] > 2**26:
-        inputs = [x[:500] for x in inputs]
-    inputs = [x.requires_grad_(grad) for x in inputs]
+@pytest.mark.parametrize("shape", [(100, 2), (500, 100), (1024, 32)], ids=str)
+def test_tf32_switch_changes_nothing(shape, grad):
+    """pytorch#57690. TF32 products are wrong by about 3e-4."""
+    particles, score = random_inputs(*shape, device="cuda")
     with set_fallback("allow"):
-        phi = svgd_phi(*inputs).detach()
-    exact = exact_phi(*(x.detach() for x in inputs))
-    assert error_of_norm(phi, exact) <= 2e-6  # TF32 products are wrong by about 3e-4
+        phi = svgd_phi(particles.requires_grad_(grad), score).detach()
+    check_phi(phi, particles.detach(), score)
 
 
 @kernels
@@ -154,14 +147,20 @@ def test_many_rows_and_blocks(kernel):
     check_phi(phi[rows], particles, score, bandwidth=h.item(), kernel=kernel, rows=rows)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_many_dimensions(dtype):
-    """More chunks of dimensions than blocks along y would suffice for, were they rows."""
-    particles, score = random_inputs(3, 70_001, dtype=dtype, device="cuda")
+@pytest.mark.parametrize(
+    ("dtype", "dim"),
+    [
+        *((dtype, 70_001) for dtype in DTYPES),
+        (torch.float32, 64 * 65_536 + 1),  # more chunks than gridDim.y has room for
+        (torch.float64, 16 * 65_536 + 1),
+    ],
+    ids=str,
+)
+def test_many_dimensions(dtype, dim):
+    particles, score = random_inputs(3, dim, dtype=dtype, device="cuda")
     phi = svgd_phi(particles, score)
     exact = exact_phi(particles, score, bandwidth=median_bandwidth(particles).item())
-    tolerance = TOLERANCES.get(dtype, torch.finfo(dtype).eps)
-    assert error_of_norm(phi, exact) <= tolerance
+    assert error_of_norm(phi, exact) <= TOLERANCES.get(dtype, torch.finfo(dtype).eps)
 
 
 def test_more_than_2_to_the_31_elements():

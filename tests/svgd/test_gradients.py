@@ -64,6 +64,19 @@ def test_with_and_without_gradients_phi_is_the_same(device, dtype, rule, kernel)
         assert gradient.any()
 
 
+@rules
+@pytest.mark.parametrize("exponent", [-60, -20, 20, 60])
+def test_bandwidth_of_the_reference_scales_too(device, exponent, rule):
+    """As the kernels' does, in float32: neither squares of squares nor floors."""
+    for count in (6, 7):
+        particles = random_tensor(count, 3, device=device) * 2.0**exponent
+        expected = median_bandwidth(particles, rule)
+        (particles,) = leaves(particles)
+        torch.testing.assert_close(
+            median_bandwidth(particles, rule).detach(), expected, rtol=1e-6, atol=0
+        )
+
+
 def test_gradient_of_16_bits_is_that_of_float32(device):
     """Computed in float32 between the two roundings."""
     narrow = leaves(*random_inputs(30, 5, dtype=torch.bfloat16, device=device))
