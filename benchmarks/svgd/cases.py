@@ -63,7 +63,8 @@ class SvgdCase(Case):
         functions = {"fused": FUSED[self.case]}
         if self.fits_reference:
             functions["eager"] = REFERENCES[self.case]
-            functions["compile"] = torch.compile(REFERENCES[self.case])
+        if self.fits_reference and self.case == "phi":  # whose parts the others are
+            functions["compile"] = torch.compile(reference_phi)
         return {
             name: lambda function=function: function(self.particles, self.score)
             for name, function in functions.items()

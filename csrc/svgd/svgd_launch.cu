@@ -14,9 +14,9 @@ template <typename scalar, SteinKernel kernel>
 void launch_update(const UpdateTask& task, const SvgdPolicy& policy, cudaStream_t stream) {
   using T = typename AccumulateType<scalar>::type;
   const SvgdParticles& particles = task.update.particles;
-  const dim3 grid(static_cast<unsigned>((particles.count + kUpdateTile - 1) / kUpdateTile),
-                  static_cast<unsigned>((particles.dim + policy.chunk - 1) / policy.chunk),
-                  static_cast<unsigned>(policy.splits));
+  const int64_t tiles_i = (particles.count + kUpdateTile - 1) / kUpdateTile;
+  const int64_t chunks = (particles.dim + policy.chunk - 1) / policy.chunk;
+  const dim3 grid(static_cast<unsigned>(tiles_i * chunks), static_cast<unsigned>(policy.splits));
   const auto launch = [&](auto chunk) {
     svgd_update<scalar, chunk.value, kernel><<<grid, kTileThreads, 0, stream>>>(task);
   };

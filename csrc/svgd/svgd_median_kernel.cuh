@@ -92,7 +92,8 @@ __device__ inline bool is_last_block(unsigned* finished) {
 
 // The tile of pairs i <= j that `index` counts along the rows of the lower triangle.
 __device__ inline void triangle_tile(int64_t index, int64_t& row, int64_t& column) {
-  row = static_cast<int64_t>((sqrt(8.0 * static_cast<double>(index) + 1.0) - 1.0) / 2.0);
+  // float32 may be off by a row, which the loops put right.
+  row = static_cast<int64_t>((sqrtf(8.0f * static_cast<float>(index) + 1.0f) - 1.0f) * 0.5f);
   while (row * (row + 1) / 2 > index) --row;
   while ((row + 1) * (row + 2) / 2 <= index) ++row;
   column = index - row * (row + 1) / 2;
@@ -110,7 +111,11 @@ __device__ inline void pick_digit(const MedianTask& task, int digit) {
   Count counts[per_thread];
   Count sum = 0;
 #pragma unroll
-  for (int bin = 0; bin < per_thread; ++bin) sum += counts[bin] = __ldcg(bins + bin);
+  for (int bin = 0; bin < per_thread; bin += 2) {
+    const ulonglong2 pair = __ldcg(reinterpret_cast<const ulonglong2*>(bins + bin));
+    sum += counts[bin] = pair.x;
+    sum += counts[bin + 1] = pair.y;
+  }
   Count before = sum;  // becomes the sum of all bins before this thread's
   const int lane = threadIdx.x % kWarpSize;
   for (int offset = 1; offset < kWarpSize; offset *= 2) {
@@ -210,19 +215,19 @@ __global__ void __launch_bounds__(kTileThreads)
   __shared__ unsigned histogram[kBins];
   MedianScratch& scratch = *task.scratch;
   const Count prefix = scratch.prefix;
-  for (int bin = threadIdx.x; bin < kBins; bin += kTileThreads) histogram[bin] = 0;
-  __syncthreads();
-
   const int shift = digit_shift<T>(digit);
   const int bits = digit_bits<T>(digit);
   const auto flush = [&] {
     __syncthreads();
     for (int bin = threadIdx.x; bin < kBins; bin += kTileThreads) {
       if (histogram[bin] != 0) atomicAdd(&scratch.histograms[digit][bin], histogram[bin]);
-      histogram[bin] = 0;
     }
+  };
+  const auto clear = [&] {
+    for (int bin = threadIdx.x; bin < kBins; bin += kTileThreads) histogram[bin] = 0;
     __syncthreads();
   };
+  clear();
   double sum = 0;
   bool nan = false;
   int tiles = 0;
@@ -249,7 +254,9 @@ __global__ void __launch_bounds__(kTileThreads)
         }
       },
       [&] {
-        if (++tiles % kTilesPerFlush == 0) flush();
+        if (++tiles % kTilesPerFlush != 0) return;
+        flush();
+        clear();
       });
   flush();
   if (digit == 0) {

@@ -119,7 +119,7 @@ __device__ inline void store_update(const SvgdUpdate& update, int64_t i, int64_t
       from_accumulate<scalar>(value);
 }
 
-// gridDim: tiles of particles i, chunks of dimensions, splits of particles j.
+// gridDim: tiles of particles i times chunks of dimensions; splits of particles j.
 template <typename scalar, int chunk, SteinKernel kernel>
 __global__ void __launch_bounds__(kTileThreads)
     svgd_update(const __grid_constant__ UpdateTask task) {
@@ -135,8 +135,9 @@ __global__ void __launch_bounds__(kTileThreads)
                              update.bandwidth != nullptr ? *static_cast<const T*>(update.bandwidth)
                                                          : static_cast<T>(update.bandwidth_number),
                              static_cast<T>(update.repulsion));
-  const int64_t first_i = int64_t{blockIdx.x} * kUpdateTile;
-  const int64_t first_d = int64_t{blockIdx.y} * chunk;
+  const auto tiles_i = static_cast<unsigned>((particles.count + kUpdateTile - 1) / kUpdateTile);
+  const int64_t first_i = int64_t{blockIdx.x % tiles_i} * kUpdateTile;
+  const int64_t first_d = int64_t{blockIdx.x / tiles_i} * chunk;
   const int group = threadIdx.x / group_size;
   const int i = threadIdx.x % group_size / (chunk / kPatch) * kPatch;  // of this thread's patch
   const int d = threadIdx.x % (chunk / kPatch) * kPatch;
@@ -156,7 +157,7 @@ __global__ void __launch_bounds__(kTileThreads)
   }
 
   T sums[kPatch][kPatch] = {};
-  const int64_t begin = blockIdx.z * task.tiles_per_split * kSourceTile<T>;
+  const int64_t begin = blockIdx.y * task.tiles_per_split * kSourceTile<T>;
   const int64_t limit = begin + task.tiles_per_split * kSourceTile<T>;
   const int64_t end = limit < particles.count ? limit : particles.count;
   for (int64_t first_j = begin; first_j < end; first_j += kSourceTile<T>) {
@@ -217,11 +218,11 @@ __global__ void __launch_bounds__(kTileThreads)
     for (int b = 0; b < kPatch && first_d + d + b < particles.dim; ++b) {
       const int64_t row = first_i + i + a;
       const int64_t column = first_d + d + b;
-      if (gridDim.z == 1) {
+      if (gridDim.y == 1) {
         store_update<scalar>(update, row, column, sums[a][b]);
       } else {
         static_cast<T*>(
-            task.partial)[(blockIdx.z * particles.count + row) * particles.dim + column] =
+            task.partial)[(blockIdx.y * particles.count + row) * particles.dim + column] =
             sums[a][b];
       }
     }
