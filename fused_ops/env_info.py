@@ -23,7 +23,14 @@ def _triplet_arguments(dtype: torch.dtype, device: str) -> tuple:
     return tuple(torch.ones(2, 8, dtype=dtype, device=device) for _ in range(3))
 
 
-OPS = {fused_ops.triplet_margin_loss: (_triplet_arguments, "p 1, 2, inf; any dim")}
+def _svgd_arguments(dtype: torch.dtype, device: str) -> tuple:
+    return tuple(torch.ones(2, 8, dtype=dtype, device=device) for _ in range(2))
+
+
+OPS = {
+    fused_ops.triplet_margin_loss: (_triplet_arguments, "p 1, 2, inf; any dim"),
+    fused_ops.svgd_phi: (_svgd_arguments, "any N and dim; without gradients"),
+}
 
 
 def _driver() -> str | None:
