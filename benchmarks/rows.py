@@ -3,6 +3,7 @@
 
 import datetime
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -28,6 +29,9 @@ def environment(device: str) -> dict:
 
 
 def _commit() -> str:
+    """The commit measured; BENCHMARK_COMMIT names it where the sources came without git."""
+    if commit := os.environ.get("BENCHMARK_COMMIT"):
+        return commit
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     done = subprocess.run(command, cwd=RESULTS.parent, capture_output=True, text=True)
     return done.stdout.strip()

@@ -3,7 +3,6 @@
 
 import math
 
-import numpy
 import pytest
 import torch
 
@@ -173,48 +172,6 @@ def test_scale_of_phi(device, spread):
     assert median_bandwidth(spread * particles).item() == pytest.approx(h, rel=1e-5)
     phi = svgd_phi(spread * particles, score / spread)
     torch.testing.assert_close(phi, svgd_phi(particles, score) / spread, rtol=1e-4, atol=1e-5)
-
-
-# The distances that the median selects from
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("dim", [1, 31, 32, 33, 257, 1030])
-@pytest.mark.parametrize("shift", [0, 1e3])
-def test_distances(device, dim, dtype, shift):
-    """pytorch#42479: every square is formed from a difference, wherever the origin is.
-
-    A sum of n terms without sign is right to n roundings; blocks of 32 keep n small.
-    """
-    particles = (random_tensor(70, dim, dtype=torch.float64) + shift).to(device, dtype)
-    particles[40] = particles[3]
-    distances = distances_op(particles)
-    assert distances.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    assert torch.equal(distances, distances.T)
-    assert (distances.diagonal() == 0).all()
-    assert distances[40, 3] == 0
-    assert torch.equal(distances[40], distances[3])
-    unit = torch.finfo(distances.dtype).eps / 2
-    exact = exact_distances(particles)
-    slack = (32 + dim / 32 + 3) * unit + (1e-13 if dtype == torch.float64 else 0)
-    assert ((distances - exact).abs() <= slack * exact).all()
-
-
-@pytest.mark.parametrize("dtype", [numpy.float32, numpy.float64])
-@pytest.mark.parametrize("shape", [(9, 1), (70, 33), (40, 1030)], ids=str)
-def test_cpu_order_of_additions(shape, dtype):
-    """Bit for bit what NumPy gets in the same order, with no fused multiply-add.
-
-    The machine's instruction set cannot be chosen here, but one result for all of them follows.
-    """
-    x = random_tensor(*shape, dtype=torch.float64).numpy().astype(dtype)
-    totals = numpy.zeros((len(x), len(x)), dtype)
-    for block in range(0, x.shape[1], 32):
-        sums = numpy.zeros_like(totals)
-        for column in x.T[block : block + 32]:
-            sums += (column[:, None] - column[None, :]) ** 2
-        totals += sums
-    assert torch.equal(distances_op(torch.from_numpy(x)), torch.from_numpy(totals))
 
 
 @pytest.mark.cuda
