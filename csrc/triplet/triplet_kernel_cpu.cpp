@@ -26,7 +26,7 @@ using Accumulate = std::conditional_t<std::is_same_v<scalar, double>, double, fl
 template <typename T>
 constexpr int kLanes = 128 / sizeof(T);  // two AVX-512 registers
 
-constexpr int64_t kBlock = 512;  // elements whose gradients are formed before they are stored
+constexpr int64_t kBlock = 512;  // elements whose gradients are formed at a time
 
 // |x|_p of a chunk before the root is taken, for u, v and w; for p = inf also the ties.
 template <typename T>
@@ -243,37 +243,45 @@ void forward_finish(const TripletForward& params, void* memory) {
   store_loss<scalar>(params, 0, static_cast<T>(sum));
 }
 
+template <Norm norm, bool swap, typename scalar, typename T>
+FUSED_OPS_INLINE void store_gradients(const scalar* anchor, const scalar* positive,
+                                      const scalar* negative, int64_t count, T eps, const T* state,
+                                      const TripletCoefficients<T>& c, scalar* grad_anchor,
+                                      scalar* grad_positive, scalar* grad_negative) {
+  const T u_norm = state[1], v_norm = state[2], w_norm = state[3];
+  scalar unwanted[kBlock];  // takes what nobody asked for, so that there is one loop
+  for (int64_t first = 0; first < count; first += kBlock) {
+    const int64_t size = std::min(kBlock, count - first);
+    scalar* to_anchor = grad_anchor ? grad_anchor + first : unwanted;
+    scalar* to_positive = grad_positive ? grad_positive + first : unwanted;
+    scalar* to_negative = grad_negative ? grad_negative + first : unwanted;
+#pragma GCC ivdep
+    for (int64_t i = 0; i < size; ++i) {
+      const T a = static_cast<T>(anchor[first + i]);
+      const T p = static_cast<T>(positive[first + i]);
+      const T n = static_cast<T>(negative[first + i]);
+      const T u = scaled_phi<norm>(a - p + eps, u_norm, c.positive);
+      const T v = scaled_phi<norm>(a - n + eps, v_norm, c.negative);
+      const T w = swap ? scaled_phi<norm>(p - n + eps, w_norm, c.swap) : T(0);
+      to_anchor[i] = static_cast<scalar>(u + v);
+      to_positive[i] = static_cast<scalar>(w - u);
+      to_negative[i] = static_cast<scalar>(-v - w);
+    }
+  }
+}
+
 template <typename scalar, Norm norm, typename T>
 FUSED_OPS_CLONES void chunk_gradients(const scalar* anchor, const scalar* positive,
                                       const scalar* negative, int64_t count, T eps, bool swap,
                                       const T* state, const TripletCoefficients<T>& c,
                                       scalar* grad_anchor, scalar* grad_positive,
                                       scalar* grad_negative) {
-  const T u_norm = state[1], v_norm = state[2], w_norm = state[3];
-  T u[kBlock], v[kBlock], w[kBlock] = {};
-  for (int64_t first = 0; first < count; first += kBlock) {
-    const int64_t size = std::min(kBlock, count - first);
-    for (int64_t i = 0; i < size; ++i) {
-      const T a = static_cast<T>(anchor[first + i]);
-      const T p = static_cast<T>(positive[first + i]);
-      const T n = static_cast<T>(negative[first + i]);
-      u[i] = scaled_phi<norm>(a - p + eps, u_norm, c.positive);
-      v[i] = scaled_phi<norm>(a - n + eps, v_norm, c.negative);
-    }
-    for (int64_t i = 0; swap && i < size; ++i) {
-      const T p = static_cast<T>(positive[first + i]);
-      const T n = static_cast<T>(negative[first + i]);
-      w[i] = scaled_phi<norm>(p - n + eps, w_norm, c.swap);
-    }
-    for (int64_t i = 0; grad_anchor && i < size; ++i) {
-      grad_anchor[first + i] = static_cast<scalar>(u[i] + v[i]);
-    }
-    for (int64_t i = 0; grad_positive && i < size; ++i) {
-      grad_positive[first + i] = static_cast<scalar>(w[i] - u[i]);
-    }
-    for (int64_t i = 0; grad_negative && i < size; ++i) {
-      grad_negative[first + i] = static_cast<scalar>(-v[i] - w[i]);
-    }
+  if (swap) {
+    store_gradients<norm, true>(anchor, positive, negative, count, eps, state, c, grad_anchor,
+                                grad_positive, grad_negative);
+  } else {
+    store_gradients<norm, false>(anchor, positive, negative, count, eps, state, c, grad_anchor,
+                                 grad_positive, grad_negative);
   }
 }
 
