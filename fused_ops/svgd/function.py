@@ -2,6 +2,7 @@
 """The public functions."""
 
 import math
+import numbers
 from collections.abc import Callable
 
 import torch
@@ -75,7 +76,9 @@ def svgd_phi(
     ``repulsion=-1.0`` flips that term and so gives the values of the KernelBench-style entry
     ``SteinVariationalGradient``, whose reference attracts.
 
-    Inputs that require grad, where gradients are enabled, run in the differentiable reference.
+    Inputs that require grad, where gradients are enabled, run in the differentiable reference. With
+    an optimiser keep the particles out of autograd: ``particles.grad = -svgd_phi(particles, score)``
+    before each step of ``torch.optim.Adam([particles])`` runs fused.
     Results are bitwise the same from run to run.
 
     Args:
@@ -157,7 +160,7 @@ def _update(op, particles, score, step_size, bandwidth, kernel, repulsion) -> to
     else:
         number = float(bandwidth)
     return ops.update(
-        particles, score, tensor, rule, number, KERNELS.index(kernel), repulsion, step_size
+        particles, score, tensor, rule, number, KERNELS.index(kernel), float(repulsion), step_size
     )
 
 
@@ -227,7 +230,7 @@ def _check_bandwidth(bandwidth: str | float | torch.Tensor, particles: torch.Ten
             raise TypeError(f"bandwidth: expected a floating-point tensor, got {bandwidth.dtype}")
     elif isinstance(bandwidth, str):
         _check_rule(bandwidth)
-    elif not isinstance(bandwidth, (int, float)) or not bandwidth > 0 or math.isinf(bandwidth):
+    elif not isinstance(bandwidth, numbers.Real) or not bandwidth > 0 or math.isinf(bandwidth):
         raise ValueError(
             f"bandwidth: expected a positive number, a 0-dim tensor or one of {', '.join(RULES)}, "
             f"got {bandwidth!r}"
@@ -235,7 +238,7 @@ def _check_bandwidth(bandwidth: str | float | torch.Tensor, particles: torch.Ten
 
 
 def _check_number(name: str, value: float) -> None:
-    if not isinstance(value, (int, float)):
+    if not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
 
 
