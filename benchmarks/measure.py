@@ -13,9 +13,9 @@ GRAPH_CALLS = 20
 GRAPH_WORTH_US = 500  # above it launch gaps no longer matter
 
 
-def device_times(call: Callable, runs: int) -> list[float]:
-    """The GPU time of single calls, each after the L2 has been overwritten."""
-    flush = torch.empty(L2_FLUSH_BYTES, dtype=torch.int8, device="cuda")
+def device_times(call: Callable, runs: int, cold: bool = True) -> list[float]:
+    """The GPU time of single calls; `cold` overwrites the L2 before each."""
+    flush = torch.empty(L2_FLUSH_BYTES if cold else 0, dtype=torch.int8, device="cuda")
     events = []
     for _ in range(runs):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -62,19 +62,7 @@ def graph_time(call: Callable) -> float | None:
         torch.cuda.synchronize()
         return None
     graph.replay()
-    return statistics.median(device_times_warm(graph.replay, 15)) / GRAPH_CALLS
-
-
-def device_times_warm(call: Callable, runs: int) -> list[float]:
-    events = []
-    for _ in range(runs):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call()
-        end.record()
-        events.append((start, end))
-    torch.cuda.synchronize()
-    return [start.elapsed_time(end) * 1e3 for start, end in events]
+    return statistics.median(device_times(graph.replay, 15, cold=False)) / GRAPH_CALLS
 
 
 def peak_bytes(call: Callable) -> int:

@@ -6,9 +6,6 @@
 
 #include "svgd/svgd_kernel_cpu.h"
 
-#include <torch/headeronly/util/BFloat16.h>
-#include <torch/headeronly/util/Half.h>
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -16,6 +13,7 @@
 #include <type_traits>
 
 #include "common/clones.h"
+#include "common/cpu_scalar.h"
 #include "svgd/svgd_formula.h"
 
 namespace fused_ops {
@@ -25,20 +23,6 @@ constexpr int64_t kColumnBlock = 512;  // particles j whose weights are in cache
 
 template <typename T>
 using Key = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
-
-template <typename Function>
-auto dispatch(ScalarType type, Function&& function) {
-  switch (type) {
-    case ScalarType::float16:
-      return function(static_cast<c10::Half*>(nullptr));
-    case ScalarType::bfloat16:
-      return function(static_cast<c10::BFloat16*>(nullptr));
-    case ScalarType::float32:
-      return function(static_cast<float*>(nullptr));
-    default:
-      return function(static_cast<double*>(nullptr));
-  }
-}
 
 // Distances of particles [i, i + kRowBlock) from [j, j + columns), a multiple of the lanes.
 template <typename T>
@@ -236,7 +220,7 @@ template <typename T>
 void svgd_transpose(ScalarType type, const void* rows, int64_t stride, int64_t count, int64_t dim,
                     T* transposed) {
   const int64_t padded = svgd_padded<T>(count);
-  dispatch(type, [&](auto* pointer) {
+  dispatch_scalar(type, [&](auto* pointer) {
     const auto* source = static_cast<const std::remove_pointer_t<decltype(pointer)>*>(rows);
     constexpr int64_t tile = 32;  // rows whose cache lines are kept while dimensions pass
     for (int64_t first = 0; first < padded; first += tile) {
@@ -342,7 +326,7 @@ void svgd_update_rows(const SvgdUpdate& update, const SvgdCpuParticles<T>& parti
       }
       apply_weights(particles, score, i, j, columns, distances, repulsion, sums.data());
     }
-    dispatch(update.particles.type, [&](auto* pointer) {
+    dispatch_scalar(update.particles.type, [&](auto* pointer) {
       store_rows<std::remove_pointer_t<decltype(pointer)>>(update, particles, i, sums.data());
     });
   }

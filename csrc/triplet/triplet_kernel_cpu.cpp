@@ -6,15 +6,13 @@
 
 #include "triplet/triplet_kernel_cpu.h"
 
-#include <torch/headeronly/util/BFloat16.h>
-#include <torch/headeronly/util/Half.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <type_traits>
 
 #include "common/clones.h"
+#include "common/cpu_scalar.h"
 #include "triplet/triplet_formula.h"
 
 namespace fused_ops {
@@ -325,7 +323,7 @@ void backward_items(const TripletBackward& params, int64_t begin, int64_t end) {
 // Calls `function` with a null pointer of the element type and, as a type, the norm.
 template <typename Function>
 auto dispatch(const TripletInputs& in, Function&& function) {
-  const auto with_norm = [&](auto* scalar) {
+  return dispatch_scalar(in.type, [&](auto* scalar) {
     switch (in.norm) {
       case Norm::one:
         return function(scalar, std::integral_constant<Norm, Norm::one>{});
@@ -334,17 +332,7 @@ auto dispatch(const TripletInputs& in, Function&& function) {
       default:
         return function(scalar, std::integral_constant<Norm, Norm::infinity>{});
     }
-  };
-  switch (in.type) {
-    case ScalarType::float16:
-      return with_norm(static_cast<c10::Half*>(nullptr));
-    case ScalarType::bfloat16:
-      return with_norm(static_cast<c10::BFloat16*>(nullptr));
-    case ScalarType::float32:
-      return with_norm(static_cast<float*>(nullptr));
-    default:
-      return with_norm(static_cast<double*>(nullptr));
-  }
+  });
 }
 
 }  // namespace

@@ -76,10 +76,10 @@ def svgd_phi(
     ``repulsion=-1.0`` flips that term and so gives the values of the KernelBench-style entry
     ``SteinVariationalGradient``, whose reference attracts.
 
-    Inputs that require grad, where gradients are enabled, run in the differentiable reference. With
-    an optimiser keep the particles out of autograd: ``particles.grad = -svgd_phi(particles, score)``
-    before each step of ``torch.optim.Adam([particles])`` runs fused.
-    Results are bitwise the same from run to run.
+    Results are bitwise the same from run to run. Inputs that require grad, where gradients are
+    enabled, run in the differentiable reference. With an optimiser, keep the particles out of
+    autograd: ``particles.grad = -svgd_phi(particles, score)`` before each step of
+    ``torch.optim.Adam([particles])`` runs fused.
 
     Args:
         particles: (N, dim), floating point. float16 and bfloat16 are accumulated in float32.
