@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 RESULTS = Path(__file__).parent / "results"
+SOURCES = RESULTS.parents[1]
 KEY = ("op", "case", "variant", "shape", "dtype", "impl")  # a rerun replaces the row of equal key
 FIELDS = (
     *KEY, "time_us", "time_iqr_us", "graph_us", "wall_us", "peak_bytes", "launches",
@@ -32,9 +33,12 @@ def _commit() -> str:
     """The commit measured; BENCHMARK_COMMIT names it where the sources came without git."""
     if commit := os.environ.get("BENCHMARK_COMMIT"):
         return commit
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    done = subprocess.run(command, cwd=RESULTS.parent, capture_output=True, text=True)
-    return done.stdout.strip()
+
+    def git(*command: str) -> subprocess.CompletedProcess:
+        return subprocess.run(["git", *command], cwd=SOURCES, capture_output=True, text=True)
+
+    changed = git("diff", "--quiet", "HEAD", "--", "csrc", "fused_ops", "setup.py").returncode
+    return git("rev-parse", "--short=12", "HEAD").stdout.strip() + ("-dirty" if changed else "")
 
 
 def file_of(row: dict) -> Path:
