@@ -169,7 +169,6 @@ def _mode_intervenes() -> bool:
     return any(not isinstance(mode, torch.utils._device.DeviceContext) for mode in modes)
 
 
-@torch.compiler.assume_constant_result
 def cuda_reasons(index: int) -> tuple[str, ...]:
     """The reasons against the CUDA kernels on a device; warns of them once."""
     if index not in _known_cuda_reasons:
@@ -179,6 +178,9 @@ def cuda_reasons(index: int) -> tuple[str, ...]:
             warnings.warn(message, RuntimeWarning, stacklevel=3)
     return _known_cuda_reasons[index]
 
+
+# As torch.compiler.assume_constant_result does, which would import the compiler, for a second.
+cuda_reasons._dynamo_marked_constant = True
 
 _known_cuda_reasons: dict[int, tuple[str, ...]] = {}
 

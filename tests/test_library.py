@@ -67,6 +67,16 @@ def test_import_is_silent_and_creates_no_cuda_context():
     assert explained == "triplet_margin_loss: fused (device=cpu, dtype=float32)"
 
 
+def test_import_does_not_bring_the_compiler_along():
+    """It takes a second to import, and most programs never use it."""
+    process = subprocess.run(
+        [sys.executable, "-c", "import sys, fused_ops; print('torch._dynamo' in sys.modules)"],
+        capture_output=True,
+        text=True,
+    )
+    assert process.stdout.strip() == "False", process.stderr
+
+
 def test_native_module_can_be_left_out():
     process = run(CALL, FUSED_OPS_DISABLE_NATIVE="1", FUSED_OPS_FALLBACK="error")
     warnings, explained, mode, native, _ = results_of(process)
