@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks import measure, rows
+from fused_ops._support import name_of
 
 
 @dataclass
@@ -23,8 +24,8 @@ class Case(ABC):
 
     @property
     def title(self) -> str:
-        dtype = str(self.dtype).removeprefix("torch.")
-        return f"{self.op} {self.case} ({self.count}, {self.dim}) {dtype} on {self.device}"
+        shape = f"({self.count}, {self.dim})"
+        return f"{self.op} {self.case} {shape} {name_of(self.dtype)} on {self.device}"
 
     @abstractmethod
     def make_inputs(self) -> None:
@@ -60,7 +61,7 @@ class Case(ABC):
                 "case": self.case,
                 "variant": "",
                 "shape": [self.count, self.dim],
-                "dtype": str(self.dtype).removeprefix("torch."),
+                "dtype": name_of(self.dtype),
                 "impl": name,
             }
             row |= errors(self.results(call), exact)

@@ -30,11 +30,11 @@ def device_times(call: Callable, runs: int, cold: bool = True) -> list[float]:
 
 def wall_time(call: Callable, calls: int) -> float:
     """The time of one of many calls back to back, host and device together."""
-    _synchronize()
+    torch.cuda.synchronize()
     start = time.perf_counter()
     for _ in range(calls):
         call()
-    _synchronize()
+    torch.cuda.synchronize()
     return (time.perf_counter() - start) / calls * 1e6
 
 
@@ -121,8 +121,3 @@ def bandwidth(device: str) -> float:
     both = statistics.median(device_times(lambda: copy.copy_(data), 11))
     size = data.numel() * data.element_size()
     return max(size / read, 2 * size / both) * 1e6
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import matplotlib
 
-from benchmarks.rows import RESULTS
+from benchmarks.rows import RESULTS, file_of
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # after the backend is chosen
@@ -103,7 +103,7 @@ def main() -> None:
     DOCS.mkdir(exist_ok=True)
     write_page(devices)
     for device, cases in devices.items():
-        name = device.lower().removeprefix("nvidia ").replace(" ", "-")
+        name = file_of(next(iter(cases.values()))["fused"]).stem
         draw(device, cases, DOCS / f"benchmarks-{name}.png")
 
 

@@ -2,6 +2,7 @@
 """Rows of results: where they are kept and how they are shown."""
 
 import datetime
+import functools
 import json
 import os
 import subprocess
@@ -18,6 +19,7 @@ FIELDS = (
 )  # fmt: skip
 
 
+@functools.cache
 def environment(device: str) -> dict:
     """The fields of a row that say where it was measured."""
     return {

@@ -114,6 +114,16 @@ class set_fallback:
 set_fallback(os.environ.get("FUSED_OPS_FALLBACK", "allow"))
 
 
+def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that the kernels accumulate in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """float32 for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
 def check_fallback(op: str, reasons: list[str]) -> None:
     """Raises `FallbackError` where the user wants no fallback."""
     if set_fallback.mode == "error":

@@ -15,6 +15,7 @@ import torch
 
 import fused_ops
 from fused_ops._library import native, why_not
+from fused_ops._support import name_of
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -60,8 +61,7 @@ def _paths(device: str) -> dict[str, dict[str, str]]:
         row = {"limits": limits}
         for dtype in DTYPES:
             dispatch = fused_ops.explain(function, *arguments(dtype, device))
-            name = str(dtype).removeprefix("torch.")
-            row[name] = "; ".join([dispatch.path, *dispatch.reasons])
+            row[name_of(dtype)] = "; ".join([dispatch.path, *dispatch.reasons])
         table[function.__name__] = row
     return table
 
@@ -109,7 +109,7 @@ def _lines(facts: dict):
     for device, table in facts["paths"].items():
         for op, row in table.items():
             yield f"\n{op} on {device} ({row['limits']})"
-            for dtype in (str(dtype).removeprefix("torch.") for dtype in DTYPES):
+            for dtype in map(name_of, DTYPES):
                 yield f"  {dtype:12} {row[dtype]}"
 
 

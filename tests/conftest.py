@@ -42,3 +42,11 @@ def poisoned_memory():
     assert torch.empty_strided((3,), (1,)).isnan().all()
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def two_threads():
+    torch.set_num_threads(2)
+    assert torch.get_num_threads() == 2
+    yield
+    torch.set_num_threads(1)

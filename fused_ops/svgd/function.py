@@ -8,7 +8,14 @@ from collections.abc import Callable
 import torch
 
 from fused_ops._library import native
-from fused_ops._support import Dispatch, check_fallback, explains, tensor_reasons
+from fused_ops._support import (
+    Dispatch,
+    accumulate_dtype,
+    check_fallback,
+    explains,
+    name_of,
+    tensor_reasons,
+)
 from fused_ops.svgd import ops, reference
 
 RULES = ("median", "paper", "reference")
@@ -156,7 +163,7 @@ def _update(op, particles, score, step_size, bandwidth, kernel, repulsion) -> to
     if isinstance(bandwidth, str):
         rule = RULES.index(bandwidth)
     elif isinstance(bandwidth, torch.Tensor):
-        tensor = bandwidth.to(ops.accumulate_dtype(particles.dtype))
+        tensor = bandwidth.to(accumulate_dtype(particles.dtype))
     else:
         number = float(bandwidth)
     return ops.update(
@@ -189,7 +196,7 @@ def _fallback(particles, score, step_size, bandwidth, kernel, repulsion) -> torc
 
 
 def _accumulated(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
+    return tensor.to(accumulate_dtype(tensor.dtype))
 
 
 def _check_matrix(name: str, tensor: torch.Tensor) -> None:
@@ -249,8 +256,8 @@ def _dispatch(op: str, particles, score=None, bandwidth=None) -> Dispatch:
     reasons = tuple(_reasons(particles, score, bandwidth))
     if reasons:
         return Dispatch(op, "pytorch", reasons=reasons)
-    dtype = str(particles.dtype).removeprefix("torch.")
-    return Dispatch(op, "fused", {"device": particles.device.type, "dtype": dtype})
+    details = {"device": particles.device.type, "dtype": name_of(particles.dtype)}
+    return Dispatch(op, "fused", details)
 
 
 @explains(svgd_phi)

@@ -4,13 +4,11 @@
 import torch
 
 from fused_ops._library import native
+from fused_ops._support import accumulate_dtype
 
 if native is not None:
     update = torch.ops.fused_ops.svgd_update.default
     bandwidth = torch.ops.fused_ops.svgd_bandwidth.default
-
-    def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
-        return torch.float64 if dtype == torch.float64 else torch.float32
 
     @torch.library.register_fake("fused_ops::svgd_update")
     def _(particles, score, bandwidth, rule, bandwidth_number, kernel, repulsion, step_size):

@@ -6,7 +6,7 @@ from torch.nn import _reduction as _Reduction
 from torch.nn.functional import triplet_margin_loss as reference
 
 from fused_ops._library import native
-from fused_ops._support import Dispatch, check_fallback, explains, tensor_reasons
+from fused_ops._support import Dispatch, check_fallback, explains, name_of, tensor_reasons
 from fused_ops.triplet import ops
 
 _NORMS = frozenset(native.TRIPLET_NORMS) if native else frozenset()
@@ -151,7 +151,7 @@ def _explain(
     reasons = tuple(_reasons(anchor, positive, negative, margin, p, eps, swap))
     if reasons:
         return Dispatch("triplet_margin_loss", "pytorch", reasons=reasons)
-    details = {"device": anchor.device.type, "dtype": str(anchor.dtype).removeprefix("torch.")}
+    details = {"device": anchor.device.type, "dtype": name_of(anchor.dtype)}
     if anchor.device.type == "cuda":
         dim = anchor.shape[-1]
         details |= native.triplet_policy(

@@ -8,7 +8,7 @@ the latter would stand in the way of every call, also of those that need no grad
 import torch
 
 from fused_ops._library import native
-from fused_ops._support import check_fallback
+from fused_ops._support import accumulate_dtype, check_fallback
 
 NONE = 0  # torch's number of reduction="none"
 
@@ -20,19 +20,10 @@ if native is not None:
 
     @torch.library.register_fake("fused_ops::triplet_forward")
     def _(
-        anchor,
-        positive,
-        negative,
-        margin,
-        p,
-        eps,
-        swap,
-        reduction,
-        float32_loss,
-        save_state,
+        anchor, positive, negative, margin, p, eps, swap, reduction, float32_loss, save_state,
         form=-1,
-    ):
-        accumulate = torch.float64 if anchor.dtype == torch.float64 else torch.float32
+    ):  # fmt: skip
+        accumulate = accumulate_dtype(anchor.dtype)
         loss_shape = anchor.shape[:-1] if reduction == NONE else ()
         rows = anchor.numel() // anchor.shape[-1] if save_state else 0
         return (

@@ -13,14 +13,6 @@ pytestmark = pytest.mark.usefixtures("fused_only")
 kernels = pytest.mark.parametrize("kernel", KERNELS)
 
 
-@pytest.fixture
-def two_threads():
-    torch.set_num_threads(2)
-    assert torch.get_num_threads() == 2
-    yield
-    torch.set_num_threads(1)
-
-
 @pytest.mark.usefixtures("two_threads")
 @kernels
 @pytest.mark.parametrize(

@@ -14,14 +14,6 @@ from .cases import NORMS, assert_same_bits, loss_and_gradients, random_inputs
 pytestmark = pytest.mark.usefixtures("fused_only")
 
 
-@pytest.fixture
-def two_threads():
-    torch.set_num_threads(2)
-    assert torch.get_num_threads() == 2
-    yield
-    torch.set_num_threads(1)
-
-
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("p", NORMS)
 @pytest.mark.parametrize(
