@@ -19,13 +19,15 @@ class Case(ABC):
     dtype: torch.dtype
     device: str
     bandwidth: float  # of the device, in bytes a second
+    variant: str = ""  # what is unusual about it, such as autocast
 
     op = ""  # the op's name, given by the subclass
 
     @property
     def title(self) -> str:
         shape = f"({self.count}, {self.dim})"
-        return f"{self.op} {self.case} {shape} {name_of(self.dtype)} on {self.device}"
+        what = " ".join(filter(None, [self.op, self.case, self.variant]))
+        return f"{what} {shape} {name_of(self.dtype)} on {self.device}"
 
     @abstractmethod
     def make_inputs(self) -> None:
@@ -59,7 +61,7 @@ class Case(ABC):
             row = {
                 "op": self.op,
                 "case": self.case,
-                "variant": "",
+                "variant": self.variant,
                 "shape": [self.count, self.dim],
                 "dtype": name_of(self.dtype),
                 "impl": name,

@@ -4,7 +4,8 @@
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -14,12 +15,15 @@ GRAPH_WORTH_US = 500  # above it launch gaps no longer matter
 
 
 def device_times(call: Callable, runs: int, cold: bool = True) -> list[float]:
-    """The GPU time of single calls; `cold` overwrites the L2 before each."""
-    flush = torch.empty(L2_FLUSH_BYTES if cold else 0, dtype=torch.int8, device="cuda")
+    """The GPU time of single calls; `cold` fills the L2 with other data before each.
+
+    That data is read, not written: lines that must be written back would be paid for by the call.
+    """
+    flush = torch.zeros(L2_FLUSH_BYTES // 4 if cold else 1, device="cuda")
     events = []
     for _ in range(runs):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        flush.zero_()
+        flush.sum()
         start.record()
         call()
         end.record()
@@ -84,6 +88,16 @@ def launches(call: Callable) -> int:
     return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
 
 
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """As timeit does: a collection walks through all that a compiler has left behind."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@no_garbage_collection()
 def measure(call: Callable, device: str) -> dict:
     """The timing fields of a row, for a call that has been warmed up."""
     if device == "cpu":
@@ -112,12 +126,14 @@ def summary(times: list[float]) -> dict:
 
 
 def bandwidth(device: str) -> float:
-    """Bytes a second that the card moves at best: the larger of a sum and a copy of 2 GiB."""
+    """Bytes a second that the card moves at best, by PyTorch: reading three tensors or copying."""
     if device == "cpu":
         return float("nan")
-    data = torch.ones(2**29, device=device)
-    copy = torch.empty_like(data)
-    read = statistics.median(device_times(data.sum, 11))
-    both = statistics.median(device_times(lambda: copy.copy_(data), 11))
-    size = data.numel() * data.element_size()
-    return max(size / read, 2 * size / both) * 1e6
+    data = [torch.ones(2**28, device=device) for _ in range(3)]
+    size = data[0].numel() * data[0].element_size()
+    total = torch.compile(lambda a, b, c: (a + b + c).sum())
+    for _ in range(3):
+        total(*data)
+    read = statistics.median(device_times(lambda: total(*data), 21))
+    both = statistics.median(device_times(lambda: data[0].copy_(data[1]), 21))
+    return max(3 * size / read, 2 * size / both) * 1e6

@@ -16,12 +16,12 @@ BASELINES = {"eager": "#f4c264", "compile": "#8fb3d9"}
 
 
 def read_cases() -> dict[str, dict[tuple, dict[str, dict]]]:
-    """device -> (op, case, shape, dtype) -> impl -> row, in the order of the files."""
+    """device -> (op, case, variant, shape, dtype) -> impl -> row, in the order of the files."""
     devices = {}
     for path in sorted(RESULTS.glob("*.jsonl"), reverse=True):
         for row in map(json.loads, path.read_text().splitlines()):
             device = row["gpu"] or "CPU"
-            case = row["op"], row["case"], tuple(row["shape"]), row["dtype"]
+            case = row["op"], row["case"], row["variant"], tuple(row["shape"]), row["dtype"]
             devices.setdefault(device, {}).setdefault(case, {})[row["impl"]] = row
     return devices
 
@@ -39,19 +39,25 @@ def ratio(rows: dict[str, dict], impl: str, field: str = "time_us") -> str:
 def table(cases: dict[tuple, dict[str, dict]]) -> list[str]:
     """One line a case; a ratio is that of the other to fused, so above 1 fused is faster."""
     lines = [
-        "| op | case | shape | dtype | fused us | eager us | compile us | eager / fused "
-        "| compile / fused | wall, eager / fused | peak memory, eager / fused "
-        "| launches | rel. error fused | eager |",
-        "|---|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| op | case | shape | dtype | fused us | in a graph | eager us | compile us "
+        "| eager / fused | compile / fused | others / fused | wall, eager / fused "
+        "| wall, compile / fused | peak memory, compile / fused | launches, fused | eager "
+        "| of the bandwidth | rel. error, fused | eager |",
+        "|---|---|---|---|" + "---:|" * 15,
     ]
-    for (op, case, shape, dtype), rows in cases.items():
+    for (op, case, variant, shape, dtype), rows in cases.items():
         fused, eager = rows["fused"], rows.get("eager")
+        others = [impl for impl in rows if impl not in ("fused", *BASELINES)]
         cells = [
-            op, case, " x ".join(map(str, shape)), dtype, time(fused), time(eager),
-            time(rows.get("compile")), ratio(rows, "eager"), ratio(rows, "compile"),
-            ratio(rows, "eager", "wall_us"), ratio(rows, "eager", "peak_bytes"),
-            fused["launches"] or "", f"{fused['rel_err']:.0e}",
-            "" if eager is None else f"{eager['rel_err']:.0e}",
+            op, f"{case} {variant}".strip(), " x ".join(map(str, shape)), dtype, time(fused),
+            f"{fused['graph_us']:,.1f}" if fused["graph_us"] else "",
+            time(eager), time(rows.get("compile")), ratio(rows, "eager"), ratio(rows, "compile"),
+            ", ".join(f"{impl} {ratio(rows, impl)}" for impl in others),
+            ratio(rows, "eager", "wall_us"), ratio(rows, "compile", "wall_us"),
+            ratio(rows, "compile", "peak_bytes"), fused["launches"] or "",
+            eager["launches"] or "" if eager else "",
+            f"{fused['sol']:.2f}" if fused["sol"] else "", f"{fused['rel_err']:.0e}",
+            f"{eager['rel_err']:.0e}" if eager else "",
         ]  # fmt: skip
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return lines
@@ -62,9 +68,15 @@ def write_page(devices: dict) -> None:
         "# Benchmarks",
         "",
         "Written by `python -m benchmarks.report` from the rows in `benchmarks/results`, which",
-        "`make bench` measures. Times are medians: on a GPU of one call by CUDA events with the",
-        "L2 cache flushed, on the CPU of the whole Python call. Wall time is host and device",
-        "together, calls back to back. Errors are relative to float64.",
+        "`make bench` measures. Times are medians: on a GPU of one call by CUDA events after the",
+        "L2 cache was filled by reading other data, on the CPU of the whole Python call. Wall time",
+        "is host and device together, calls back to back. Errors are relative to float64. The part",
+        "of the bandwidth is that of the inputs read and the gradients written once, at the best",
+        "rate at which PyTorch reads three tensors or copies one here.",
+        "",
+        "`eager` is PyTorch's function, `compile` is torch.compile of it, compiled anew for each",
+        "case. `recompute` is `fused` with `set_gradients_in_forward(False)`, `seed` a kernel as a",
+        "first attempt has it: a block of 256 threads to a row, no eps, forward only.",
     ]
     for device, cases in devices.items():
         versions = next(iter(cases.values()))["fused"]
@@ -83,7 +95,8 @@ def draw(device: str, cases: dict, path: Path) -> None:
         bars = axes.barh(places, values, height=0.38, color=color, label=impl)
         axes.bar_label(bars, [f"{value:.1f}" for value in values], padding=3, fontsize=8)
     labels = [
-        f"{op} {case}  {' x '.join(map(str, shape))}  {dtype}" for op, case, shape, dtype in shown
+        f"{op} {case} {variant}  {' x '.join(map(str, shape))}  {dtype}"
+        for op, case, variant, shape, dtype in shown
     ]
     axes.set_yticks([place + 0.2 for place in range(len(shown))], labels, fontsize=8)
     axes.invert_yaxis()

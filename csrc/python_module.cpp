@@ -44,26 +44,37 @@ PYBIND11_MODULE(_C, module) {
   module.attr("BANDWIDTH_RULES") = as_tuple(fused_ops::kBandwidthRules);
 
   module.attr("TRIPLET_NORMS") = as_tuple(fused_ops::kTripletNorms);
-  module.attr("TRIPLET_STATE_COLUMNS") = as_tuple(fused_ops::kTripletStateColumns);
   module.attr("TRIPLET_FORMS") = as_tuple(fused_ops::kTripletForms);
+  module.attr("TRIPLET_LONGEST_HELD_ROW") = fused_ops::kTripletLongestHeldRow;
+  module.def(
+      "triplet_state_layout",
+      [](double p, bool swap, int accumulate_size) {
+        return py::make_tuple(sizeof(fused_ops::TripletStateHeader) / accumulate_size,
+                              fused_ops::state_columns(fused_ops::triplet_norm(p).value(), swap));
+      },
+      py::arg("p"), py::arg("swap"), py::arg("accumulate_size"),
+      "Elements of triplet_forward's state: its header, and each row.");
   module.def(
       "triplet_policy",
-      [](int64_t rows, int64_t dim, int element_size, bool aligned, bool reduces,
-         int multiprocessors, int form) {
+      [](int64_t rows, int64_t dim, int element_size, bool whole, int multiprocessors,
+         int shared_memory, int form) {
         const auto policy = fused_ops::choose_triplet_policy(
-            rows, dim, element_size, aligned ? 16 / element_size : 1, reduces, multiprocessors,
-            static_cast<fused_ops::TripletForm>(form));
+            rows, dim, fused_ops::kTripletAccessBytes / element_size, whole, multiprocessors,
+            shared_memory, static_cast<fused_ops::TripletForm>(form));
         py::dict result;
         result["form"] = fused_ops::kTripletForms[static_cast<int>(policy.form)];
         result["threads_per_block"] = policy.threads_per_block;
         result["threads_per_row"] = policy.threads_per_row;
+        result["accesses"] = policy.accesses;
+        result["stages"] = policy.stages;
         result["segments"] = policy.segments;
         result["segment_size"] = policy.segment_size;
         result["row_blocks"] = policy.row_blocks;
+        result["holds_rows"] = policy.holds_rows;
         return result;
       },
-      py::arg("rows"), py::arg("dim"), py::arg("element_size"), py::arg("aligned"),
-      py::arg("reduces"), py::arg("multiprocessors"), py::arg("form") = -1,
-      "The launch policy of the CUDA kernels for (rows, dim) inputs, whose rows start on 16-byte "
-      "boundaries (`aligned`) and whose losses are added (`reduces`).");
+      py::arg("rows"), py::arg("dim"), py::arg("element_size"), py::arg("whole"),
+      py::arg("multiprocessors"), py::arg("shared_memory"), py::arg("form") = -1,
+      "The launch policy of the CUDA kernels for (rows, dim) inputs, whose rows start and end on "
+      "16-byte boundaries (`whole`).");
 }

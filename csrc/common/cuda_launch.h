@@ -9,6 +9,7 @@
 #include <torch/headeronly/util/Exception.h>
 
 #include "common/cuda_stream.h"
+#include "common/device_limits.h"
 
 namespace fused_ops {
 
@@ -23,10 +24,15 @@ struct CudaContext {
         guard(device),
         stream(static_cast<cudaStream_t>(current_cuda_stream(device))) {}
 
-  int multiprocessors() const {
-    int count = 0;
-    check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-    return count;
+  int multiprocessors() const { return limits().multiprocessors; }
+
+  DeviceLimits limits() const {
+    DeviceLimits limits{};
+    check_cuda(
+        cudaDeviceGetAttribute(&limits.multiprocessors, cudaDevAttrMultiProcessorCount, device));
+    check_cuda(cudaDeviceGetAttribute(&limits.shared_memory,
+                                      cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    return limits;
   }
 
   int device;

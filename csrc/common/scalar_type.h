@@ -14,4 +14,7 @@ constexpr int element_size(ScalarType type) {
   return type == ScalarType::float64 ? 8 : type == ScalarType::float32 ? 4 : 2;
 }
 
+// Of the type that kernels accumulate `type` in: float32, or float64 for float64.
+constexpr int accumulate_size(ScalarType type) { return type == ScalarType::float64 ? 8 : 4; }
+
 }  // namespace fused_ops

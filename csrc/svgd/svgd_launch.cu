@@ -8,8 +8,6 @@
 namespace fused_ops {
 namespace {
 
-int accumulate_size(ScalarType type) { return type == ScalarType::float64 ? 8 : 4; }
-
 template <typename scalar, SteinKernel kernel>
 void launch_update(const UpdateTask& task, const SvgdPolicy& policy, cudaStream_t stream) {
   using T = typename AccumulateType<scalar>::type;

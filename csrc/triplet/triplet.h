@@ -21,10 +21,21 @@ enum class Norm : int8_t { one, two, infinity };
 
 enum class Reduction : int8_t { none = 0, mean = 1, sum = 2 };  // numbered as torch does
 
-// What the forward keeps of each row for the backward, in the accumulation type: `unclamped`, the
-// distances d(u), d(v), d(w) and, for p = inf, how many elements attain each of them.
-constexpr int kTripletStateColumns[] = {4, 4, 7};  // by Norm
-constexpr int state_columns(Norm norm) { return kTripletStateColumns[static_cast<int>(norm)]; }
+// What the forward keeps for the backward, in the accumulation type: a header, and for each row the
+// distances d(u), d(v) and with the swap d(w), then for p = inf how many elements attain each.
+//
+// The header says whether the forward has formed the gradients too, and for which upstream gradient
+// it did: it cannot know that one, so it takes the last one seen, which loss weights and scales
+// leave the same for thousands of steps. The backward compares on the device.
+struct alignas(16) TripletStateHeader {
+  double upstream;  // the upstream gradient that the gradients were formed with
+  int32_t formed;   // whether they were
+  int32_t guess;    // where the upstream gradient is remembered (triplet_guess.h), 0 for nowhere
+};
+
+constexpr int state_columns(Norm norm, bool swap) {
+  return (swap ? 3 : 2) * (norm == Norm::infinity ? 2 : 1);
+}
 
 struct TripletInputs {
   ScalarType type;  // of anchor, positive and negative
@@ -45,21 +56,28 @@ struct TripletForward {
   TripletInputs inputs;
   double margin;
   Reduction reduction;
-  bool accumulate_loss;  // whether `loss` has the accumulation type rather than the inputs'
-  void* loss;            // (rows) for Reduction::none, else one element
-  void* state;           // (rows, state_columns) in the accumulation type, or null
+  bool accumulate_loss;        // whether `loss` has the accumulation type rather than the inputs'
+  void* loss;                  // (rows) for Reduction::none, else one element
+  TripletStateHeader* header;  // or null where no state is kept
+  void* state;                 // (rows, state_columns) in the accumulation type, right behind it
+};
+
+// The gradients of the inputs, (rows, dim) contiguous each, or null where not wanted.
+struct TripletGradients {
+  void* anchor;
+  void* positive;
+  void* negative;
 };
 
 struct TripletBackward {
   TripletInputs inputs;
+  double margin;
   Reduction reduction;
   bool accumulate_loss;      // the type of `grad_loss`, as in the forward
   const void* grad_loss;     // (rows) for Reduction::none, else one element
   int64_t grad_loss_stride;  // in elements; 0 where one element serves every row
   const void* state;         // (rows, state_columns) of the forward
-  void* grad_anchor;         // (rows, dim) contiguous, or null where not wanted
-  void* grad_positive;       // (rows, dim)
-  void* grad_negative;       // (rows, dim)
+  TripletGradients gradients;
 };
 
 }  // namespace fused_ops

@@ -41,6 +41,15 @@ void* data_or_null(const Tensor& tensor) {
   return tensor.numel() == 0 ? nullptr : tensor.mutable_data_ptr();
 }
 
+int64_t state_elements(const TripletInputs& in) {
+  return static_cast<int64_t>(sizeof(TripletStateHeader)) / accumulate_size(in.type) +
+         in.rows * state_columns(in.norm, in.swap);
+}
+
+char* rows_behind_header(void* state) {
+  return state == nullptr ? nullptr : static_cast<char*>(state) + sizeof(TripletStateHeader);
+}
+
 }  // namespace
 
 TripletArguments::TripletArguments(const Tensor& a, const Tensor& p_, const Tensor& n, double p,
@@ -80,41 +89,60 @@ TripletForwardResults::TripletForwardResults(const Tensor& a, const TripletArgum
   std::vector<int64_t> sizes;
   if (reduction == Reduction::none) sizes.assign(a.sizes().begin(), a.sizes().end() - 1);
   loss = new_tensor(a, sizes, float32_loss ? accumulate : a.scalar_type());
-  sizes.assign({save_state ? in.rows : 0, state_columns(in.norm)});
+  sizes.assign({save_state ? state_elements(in) : 0});
   state = new_tensor(a, sizes, accumulate);
 }
 
 TripletForward triplet_forward_params(const TripletArguments& arguments,
                                       const TripletForwardResults& results, double margin,
                                       Reduction reduction) {
+  void* state = data_or_null(results.state);
   return {arguments.inputs,
           margin,
           reduction,
           results.loss.scalar_type() == results.state.scalar_type(),
           results.loss.mutable_data_ptr(),
-          data_or_null(results.state)};
+          static_cast<TripletStateHeader*>(state),
+          rows_behind_header(state)};
 }
 
-TripletBackwardResults::TripletBackwardResults(const Tensor& upstream, const Tensor& a,
-                                               const Tensor& forward_state,
-                                               const TripletArguments& arguments,
-                                               Reduction reduction, bool anchor_needs_grad,
+TripletGradientTensors::TripletGradientTensors(const Tensor& like, bool anchor_needs_grad,
                                                bool positive_needs_grad, bool negative_needs_grad)
-    : grad_loss(upstream),
-      state(forward_state),
-      grad_anchor(gradient_like(a, anchor_needs_grad)),
-      grad_positive(gradient_like(a, positive_needs_grad)),
-      grad_negative(gradient_like(a, negative_needs_grad)) {
+    : anchor(gradient_like(like, anchor_needs_grad)),
+      positive(gradient_like(like, positive_needs_grad)),
+      negative(gradient_like(like, negative_needs_grad)) {}
+
+TripletGradients TripletGradientTensors::pointers() const {
+  return {data_or_null(anchor), data_or_null(positive), data_or_null(negative)};
+}
+
+TripletGradients triplet_gradients(const Tensor& anchor, const Tensor& grad_anchor,
+                                   const Tensor& grad_positive, const Tensor& grad_negative) {
+  for (const Tensor* gradient : {&grad_anchor, &grad_positive, &grad_negative}) {
+    if (gradient->numel() == 0) continue;
+    check_like_anchor(*gradient, anchor, "gradient");
+    STD_TORCH_CHECK(gradient->is_contiguous(), "gradient: expected a contiguous tensor");
+  }
+  return {data_or_null(grad_anchor), data_or_null(grad_positive), data_or_null(grad_negative)};
+}
+
+TripletBackwardArguments::TripletBackwardArguments(const Tensor& upstream,
+                                                   const Tensor& forward_state,
+                                                   const Tensor& anchor,
+                                                   const TripletArguments& arguments, double margin,
+                                                   Reduction reduction,
+                                                   const TripletGradients& gradients)
+    : grad_loss(upstream), state(forward_state) {
   const TripletInputs& in = arguments.inputs;
   STD_TORCH_CHECK(state.scalar_type() == accumulate_dtype(in.type) &&
-                      state.device() == a.device() && state.is_contiguous() &&
-                      state.numel() == in.rows * state_columns(in.norm),
+                      state.device() == anchor.device() && state.is_contiguous() &&
+                      state.numel() == state_elements(in),
                   "state: expected the second result of triplet_forward on the same inputs");
   const int64_t expected = reduction == Reduction::none ? in.rows : 1;
-  STD_TORCH_CHECK(upstream.numel() == expected && upstream.device() == a.device(),
+  STD_TORCH_CHECK(upstream.numel() == expected && upstream.device() == anchor.device(),
                   "grad_loss: expected the shape and device of the loss, ", expected,
                   " elements, got ", upstream.numel());
-  STD_TORCH_CHECK(upstream.scalar_type() == a.scalar_type() ||
+  STD_TORCH_CHECK(upstream.scalar_type() == anchor.scalar_type() ||
                       upstream.scalar_type() == accumulate_dtype(in.type),
                   "grad_loss: expected the dtype of the loss");
   int64_t stride = 0;
@@ -124,15 +152,15 @@ TripletBackwardResults::TripletBackwardResults(const Tensor& upstream, const Ten
     grad_loss = column.tensor;
     stride = column.stride;
   }
+  const void* header = state.const_data_ptr();
   params = {in,
+            margin,
             reduction,
             upstream.scalar_type() == accumulate_dtype(in.type),
             grad_loss.const_data_ptr(),
             stride,
-            state.const_data_ptr(),
-            data_or_null(grad_anchor),
-            data_or_null(grad_positive),
-            data_or_null(grad_negative)};
+            static_cast<const char*>(header) + sizeof(TripletStateHeader),
+            gradients};
 }
 
 }  // namespace fused_ops

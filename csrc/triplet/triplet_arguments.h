@@ -23,7 +23,7 @@ struct TripletArguments {
 
 Reduction triplet_reduction(int64_t reduction);
 
-// loss: (leading dimensions of anchor) or (); state: (rows, state_columns), empty if not wanted.
+// loss: (leading dimensions of anchor) or (); state: one dimension, empty if not wanted.
 struct TripletForwardResults {
   TripletForwardResults(const Tensor& anchor, const TripletArguments& arguments,
                         Reduction reduction, bool float32_loss, bool save_state);
@@ -32,20 +32,31 @@ struct TripletForwardResults {
   Tensor state;
 };
 
-// The upstream gradient as rows, and an (empty where not wanted) gradient for each input.
-struct TripletBackwardResults {
-  TripletBackwardResults(const Tensor& grad_loss, const Tensor& anchor, const Tensor& state,
-                         const TripletArguments& arguments, Reduction reduction,
-                         bool anchor_needs_grad, bool positive_needs_grad,
-                         bool negative_needs_grad);
-
-  Tensor grad_loss, state;
-  Tensor grad_anchor, grad_positive, grad_negative;
-  TripletBackward params;
-};
-
 TripletForward triplet_forward_params(const TripletArguments& arguments,
                                       const TripletForwardResults& results, double margin,
                                       Reduction reduction);
+
+// A new gradient for each input, empty where not wanted.
+struct TripletGradientTensors {
+  TripletGradientTensors(const Tensor& anchor, bool anchor_needs_grad, bool positive_needs_grad,
+                         bool negative_needs_grad);
+  TripletGradients pointers() const;
+
+  Tensor anchor, positive, negative;
+};
+
+// The memory of gradients made earlier. Raises where one is neither empty nor like the anchor.
+TripletGradients triplet_gradients(const Tensor& anchor, const Tensor& grad_anchor,
+                                   const Tensor& grad_positive, const Tensor& grad_negative);
+
+// The upstream gradient as rows, and the state. The members keep alive what `params` points to.
+struct TripletBackwardArguments {
+  TripletBackwardArguments(const Tensor& grad_loss, const Tensor& state, const Tensor& anchor,
+                           const TripletArguments& arguments, double margin, Reduction reduction,
+                           const TripletGradients& gradients);
+
+  Tensor grad_loss, state;
+  TripletBackward params;
+};
 
 }  // namespace fused_ops

@@ -47,22 +47,25 @@ std::tuple<Tensor, Tensor> triplet_forward(Tensor anchor, Tensor positive, Tenso
 
 std::tuple<Tensor, Tensor, Tensor> triplet_backward(Tensor grad_loss, Tensor anchor,
                                                     Tensor positive, Tensor negative, Tensor state,
-                                                    double p, double eps, bool swap,
+                                                    double margin, double p, double eps, bool swap,
                                                     int64_t reduction_, bool anchor_needs_grad,
                                                     bool positive_needs_grad,
                                                     bool negative_needs_grad, int64_t /*form*/) {
   const Reduction reduction = triplet_reduction(reduction_);
   const TripletArguments arguments(anchor, positive, negative, p, eps, swap);
-  const TripletBackwardResults results(grad_loss, anchor, state, arguments, reduction,
-                                       anchor_needs_grad, positive_needs_grad, negative_needs_grad);
-  const TripletBackward& params = results.params;
+  const TripletGradientTensors gradients(anchor, anchor_needs_grad, positive_needs_grad,
+                                         negative_needs_grad);
+  const TripletBackwardArguments backward(grad_loss, state, anchor, arguments, margin, reduction,
+                                          gradients.pointers());
+  const TripletBackward& params = backward.params;
   const int64_t bytes = params.inputs.rows * params.inputs.dim * element_size(params.inputs.type);
-  for (void* gradient : {params.grad_anchor, params.grad_positive, params.grad_negative}) {
+  for (void* gradient :
+       {params.gradients.anchor, params.gradients.positive, params.gradients.negative}) {
     if (gradient != nullptr) advise_huge_pages(gradient, bytes);
   }
   for_items(params.inputs,
             [&](int64_t begin, int64_t end) { triplet_backward_items(params, begin, end); });
-  return {results.grad_anchor, results.grad_positive, results.grad_negative};
+  return {gradients.anchor, gradients.positive, gradients.negative};
 }
 
 }  // namespace

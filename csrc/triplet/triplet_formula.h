@@ -60,20 +60,50 @@ FUSED_OPS_HOST_DEVICE inline T coefficient(T upstream, T distance, T ties) {
   return upstream;
 }
 
+// What a row of the state holds, by name.
+template <typename T>
+struct TripletRowState {
+  TripletDistances<T> distances;
+  TripletDistances<T> ties;  // of p = inf
+};
+
 template <Norm norm, typename T>
-FUSED_OPS_HOST_DEVICE inline TripletCoefficients<T> coefficients(T upstream, const T* state,
-                                                                 bool swap) {
-  const T active = state[0] >= T(0) ? upstream : T(0);
+FUSED_OPS_HOST_DEVICE inline TripletRowState<T> load_row_state(const T* state, bool swap) {
+  TripletRowState<T> row{{state[0], state[1], swap ? state[2] : T(0)}, {}};
+  if constexpr (norm == Norm::infinity) {
+    const T* ties = state + (swap ? 3 : 2);
+    row.ties = {ties[0], ties[1], swap ? ties[2] : T(0)};
+  }
+  return row;
+}
+
+template <Norm norm, typename T>
+FUSED_OPS_HOST_DEVICE inline void store_row_state(const TripletRowState<T>& row, bool swap,
+                                                  T* state) {
+  const auto store = [&](const TripletDistances<T>& of, T* to) {
+    to[0] = of.positive;
+    to[1] = of.negative;
+    if (swap) to[2] = of.swap;
+  };
+  store(row.distances, state);
+  if constexpr (norm == Norm::infinity) store(row.ties, state + (swap ? 3 : 2));
+}
+
+template <Norm norm, typename T>
+FUSED_OPS_HOST_DEVICE inline TripletCoefficients<T> coefficients(T upstream,
+                                                                 const TripletRowState<T>& row,
+                                                                 T unclamped, bool swap) {
+  const TripletDistances<T>& d = row.distances;
+  const T active = unclamped >= T(0) ? upstream : T(0);
   T negative_share = T(1);
   T swap_share = T(0);
   if (swap) {
-    swap_share = state[2] == state[3] ? T(0.5) : state[2] > state[3] ? T(1) : T(0);
+    swap_share = d.negative == d.swap ? T(0.5) : d.negative > d.swap ? T(1) : T(0);
     negative_share = T(1) - swap_share;
   }
-  const T* ties = norm == Norm::infinity ? state + 4 : state;  // read for infinity only
-  return {coefficient<norm>(active, state[1], ties[0]),
-          -coefficient<norm>(active * negative_share, state[2], ties[1]),
-          -coefficient<norm>(active * swap_share, state[3], ties[2])};
+  return {coefficient<norm>(active, d.positive, row.ties.positive),
+          -coefficient<norm>(active * negative_share, d.negative, row.ties.negative),
+          -coefficient<norm>(active * swap_share, d.swap, row.ties.swap)};
 }
 
 // coefficient * phi(x), less the divisor that the coefficient holds.

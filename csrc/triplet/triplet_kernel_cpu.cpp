@@ -182,15 +182,13 @@ template <typename scalar, Norm norm, typename T>
 void finish_row(const TripletForward& params, int64_t row, const PartialDistances<T>& d,
                 T* losses) {
   const auto root = [](T value) { return norm == Norm::two ? std::sqrt(value) : value; };
-  const TripletDistances<T> distances{root(d.value[0]), root(d.value[1]), root(d.value[2])};
-  const T unclamped = unclamped_loss(distances, static_cast<T>(params.margin), params.inputs.swap);
+  const bool swap = params.inputs.swap;
+  const TripletRowState<T> state{{root(d.value[0]), root(d.value[1]), root(d.value[2])},
+                                 {d.ties[0], d.ties[1], d.ties[2]}};
+  const T unclamped = unclamped_loss(state.distances, static_cast<T>(params.margin), swap);
   if (params.state != nullptr) {
-    T* state = static_cast<T*>(params.state) + row * state_columns(norm);
-    state[0] = unclamped;
-    state[1] = distances.positive;
-    state[2] = distances.negative;
-    state[3] = distances.swap;
-    if constexpr (norm == Norm::infinity) std::copy(d.ties, d.ties + 3, state + 4);
+    store_row_state<norm>(state, swap,
+                          static_cast<T*>(params.state) + row * state_columns(norm, swap));
   }
   losses[row] = clamped_loss(unclamped);
   if (params.reduction == Reduction::none) store_loss<scalar>(params, row, losses[row]);
@@ -225,6 +223,7 @@ void forward_finish(const TripletForward& params, void* memory) {
   const TripletInputs& in = params.inputs;
   const Scratch<T> scratch(params, memory);
   const int64_t chunks = triplet_chunks(in.dim);
+  if (params.header != nullptr) *params.header = {};  // gradients are formed by the backward only
   for (int64_t row = 0; chunks > 1 && row < in.rows; ++row) {
     PartialDistances<T> distances;
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
@@ -243,10 +242,10 @@ void forward_finish(const TripletForward& params, void* memory) {
 
 template <Norm norm, bool swap, typename scalar, typename T>
 FUSED_OPS_INLINE void store_gradients(const scalar* anchor, const scalar* positive,
-                                      const scalar* negative, int64_t count, T eps, const T* state,
-                                      const TripletCoefficients<T>& c, scalar* grad_anchor,
-                                      scalar* grad_positive, scalar* grad_negative) {
-  const T u_norm = state[1], v_norm = state[2], w_norm = state[3];
+                                      const scalar* negative, int64_t count, T eps,
+                                      const TripletDistances<T>& d, const TripletCoefficients<T>& c,
+                                      scalar* grad_anchor, scalar* grad_positive,
+                                      scalar* grad_negative) {
   scalar unwanted[kBlock];  // takes what nobody asked for, so that there is one loop
   for (int64_t first = 0; first < count; first += kBlock) {
     const int64_t size = std::min(kBlock, count - first);
@@ -258,9 +257,9 @@ FUSED_OPS_INLINE void store_gradients(const scalar* anchor, const scalar* positi
       const T a = static_cast<T>(anchor[first + i]);
       const T p = static_cast<T>(positive[first + i]);
       const T n = static_cast<T>(negative[first + i]);
-      const T u = scaled_phi<norm>(a - p + eps, u_norm, c.positive);
-      const T v = scaled_phi<norm>(a - n + eps, v_norm, c.negative);
-      const T w = swap ? scaled_phi<norm>(p - n + eps, w_norm, c.swap) : T(0);
+      const T u = scaled_phi<norm>(a - p + eps, d.positive, c.positive);
+      const T v = scaled_phi<norm>(a - n + eps, d.negative, c.negative);
+      const T w = swap ? scaled_phi<norm>(p - n + eps, d.swap, c.swap) : T(0);
       to_anchor[i] = static_cast<scalar>(u + v);
       to_positive[i] = static_cast<scalar>(w - u);
       to_negative[i] = static_cast<scalar>(-v - w);
@@ -271,14 +270,14 @@ FUSED_OPS_INLINE void store_gradients(const scalar* anchor, const scalar* positi
 template <typename scalar, Norm norm, typename T>
 FUSED_OPS_CLONES void chunk_gradients(const scalar* anchor, const scalar* positive,
                                       const scalar* negative, int64_t count, T eps, bool swap,
-                                      const T* state, const TripletCoefficients<T>& c,
+                                      const TripletDistances<T>& d, const TripletCoefficients<T>& c,
                                       scalar* grad_anchor, scalar* grad_positive,
                                       scalar* grad_negative) {
   if (swap) {
-    store_gradients<norm, true>(anchor, positive, negative, count, eps, state, c, grad_anchor,
+    store_gradients<norm, true>(anchor, positive, negative, count, eps, d, c, grad_anchor,
                                 grad_positive, grad_negative);
   } else {
-    store_gradients<norm, false>(anchor, positive, negative, count, eps, state, c, grad_anchor,
+    store_gradients<norm, false>(anchor, positive, negative, count, eps, d, c, grad_anchor,
                                  grad_positive, grad_negative);
   }
 }
@@ -302,21 +301,24 @@ void backward_items(const TripletBackward& params, int64_t begin, int64_t end) {
     const int64_t row = item / chunks;
     const int64_t offset = item % chunks * kTripletChunk;
     const int64_t count = std::min(kTripletChunk, in.dim - offset);
-    const T* state = static_cast<const T*>(params.state) + row * state_columns(norm);
-    scalar* gradients[3] = {static_cast<scalar*>(params.grad_anchor),
-                            static_cast<scalar*>(params.grad_positive),
-                            static_cast<scalar*>(params.grad_negative)};
+    const auto state = load_row_state<norm>(
+        static_cast<const T*>(params.state) + row * state_columns(norm, in.swap), in.swap);
+    const T unclamped = unclamped_loss(state.distances, static_cast<T>(params.margin), in.swap);
+    scalar* gradients[3] = {static_cast<scalar*>(params.gradients.anchor),
+                            static_cast<scalar*>(params.gradients.positive),
+                            static_cast<scalar*>(params.gradients.negative)};
     for (scalar*& gradient : gradients) {
       if (gradient == nullptr) continue;
       gradient += row * in.dim + offset;
-      if (is_inactive(state[0])) std::memset(gradient, 0, count * sizeof(scalar));
+      if (is_inactive(unclamped)) std::memset(gradient, 0, count * sizeof(scalar));
     }
-    if (is_inactive(state[0])) continue;
+    if (is_inactive(unclamped)) continue;
     const RowPointers<scalar> at(in, row, offset);
     chunk_gradients<scalar, norm>(
-        at.anchor, at.positive, at.negative, count, static_cast<T>(in.eps), in.swap, state,
-        coefficients<norm>(upstream_gradient<scalar, T>(params, row), state, in.swap), gradients[0],
-        gradients[1], gradients[2]);
+        at.anchor, at.positive, at.negative, count, static_cast<T>(in.eps), in.swap,
+        state.distances,
+        coefficients<norm>(upstream_gradient<scalar, T>(params, row), state, unclamped, in.swap),
+        gradients[0], gradients[1], gradients[2]);
   }
 }
 

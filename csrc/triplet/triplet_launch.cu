@@ -1,29 +1,26 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <atomic>
+#include <random>
 #include <type_traits>
 
+#include "common/allow_shared_memory.h"
 #include "triplet/triplet_kernel.cuh"
 #include "triplet/triplet_launch.h"
 
 namespace fused_ops {
 namespace {
 
-// Whether every row starts on a 16-byte boundary. A null matrix always does.
-bool aligned(const void* matrix, int64_t rows, int64_t stride, ScalarType type) {
-  return matrix == nullptr || (reinterpret_cast<uintptr_t>(matrix) % 16 == 0 &&
-                               (rows == 1 || stride * element_size(type) % 16 == 0));
-}
-
-bool aligned(const TripletInputs& in) {
-  return aligned(in.anchor, in.rows, in.anchor_stride, in.type) &&
-         aligned(in.positive, in.rows, in.positive_stride, in.type) &&
-         aligned(in.negative, in.rows, in.negative_stride, in.type);
-}
-
-bool aligned(const TripletBackward& params) {
-  const TripletInputs& in = params.inputs;
-  return aligned(in) && aligned(params.grad_anchor, in.rows, in.dim, in.type) &&
-         aligned(params.grad_positive, in.rows, in.dim, in.type) &&
-         aligned(params.grad_negative, in.rows, in.dim, in.type);
+// Whether every row starts and ends on a 16-byte boundary.
+bool has_whole_rows(const TripletInputs& in) {
+  const int size = element_size(in.type);
+  bool whole = in.dim * size % 16 == 0;
+  for (const void* matrix : {in.anchor, in.positive, in.negative}) {
+    whole &= reinterpret_cast<uintptr_t>(matrix) % 16 == 0;
+  }
+  for (const int64_t stride : {in.anchor_stride, in.positive_stride, in.negative_stride}) {
+    whole &= in.rows == 1 || stride * size % 16 == 0;
+  }
+  return whole;
 }
 
 dim3 grid_of(const TripletPolicy& policy) {
@@ -45,68 +42,67 @@ auto dispatch(const TripletInputs& in, Function&& function) {
   });
 }
 
-TripletPolicy choose(const TripletInputs& in, bool vectorised, bool reduces, int multiprocessors,
-                     TripletForm form) {
-  const int size = element_size(in.type);
-  return choose_triplet_policy(in.rows, in.dim, size, vectorised ? 16 / size : 1, reduces,
-                               multiprocessors, form);
+// A ticket no other launch has had, and chance alone makes memory hold: see handover.cuh.
+uint64_t next_ticket() {
+  static std::atomic<uint64_t> ticket{(uint64_t{std::random_device()()} << 32) + 1};
+  return ticket++;
 }
 
 }  // namespace
 
-TripletPolicy triplet_policy(const TripletForward& params, int multiprocessors, TripletForm form) {
-  return choose(params.inputs, aligned(params.inputs), params.reduction != Reduction::none,
-                multiprocessors, form);
+TripletPolicy triplet_policy(const TripletInputs& in, const DeviceLimits& limits,
+                             TripletForm form) {
+  return choose_triplet_policy(in.rows, in.dim, kTripletAccessBytes / element_size(in.type),
+                               has_whole_rows(in), limits.multiprocessors, limits.shared_memory,
+                               form);
 }
 
-TripletPolicy triplet_policy(const TripletBackward& params, int multiprocessors, TripletForm form) {
-  return choose(params.inputs, aligned(params), false, multiprocessors, form);
-}
-
-// Scratch holds the partial distances of segments or else the partial sums of blocks.
 int64_t triplet_forward_scratch_bytes(const TripletForward& params, const TripletPolicy& policy) {
   return dispatch(params.inputs, [&](auto* pointer, auto norm) -> int64_t {
     using T = typename AccumulateType<std::remove_pointer_t<decltype(pointer)>>::type;
-    if (policy.segments > 1) {
-      return params.inputs.rows * policy.segments * sizeof(Distances<norm.value, T>);
-    }
-    const bool sums = params.reduction != Reduction::none && policy.row_blocks > 1;
-    return sums ? policy.row_blocks * sizeof(T) : 0;
+    const int64_t segments = policy.segments > 1 ? params.inputs.rows * policy.segments : 0;
+    const int64_t sums = params.reduction != Reduction::none ? policy.row_blocks : 0;
+    return segments * sizeof(Handover<Distances<norm.value, T>>) + sums * sizeof(Handover<Sum<T>>);
   });
 }
 
 cudaError_t launch_triplet_forward(const TripletForward& params, const TripletPolicy& policy,
-                                   void* scratch, cudaStream_t stream) {
+                                   const TripletGradients& gradients, int guess, void* scratch,
+                                   cudaStream_t stream) {
   return dispatch(params.inputs, [&](auto* pointer, auto norm_constant) {
     using scalar = std::remove_pointer_t<decltype(pointer)>;
     using T = typename AccumulateType<scalar>::type;
     constexpr Norm norm = norm_constant.value;
-    T* partial_sums = static_cast<T*>(scratch);
-    auto* segments = static_cast<Distances<norm, T>*>(scratch);
-    const auto kernel = aligned(params.inputs) ? triplet_forward<scalar, norm, true>
-                                               : triplet_forward<scalar, norm, false>;
-    kernel<<<grid_of(policy), policy.threads_per_block, 0, stream>>>(
-        params, policy.threads_per_row, policy.segment_size, partial_sums, segments);
-    if (policy.segments > 1) {
-      triplet_forward_finish<scalar, norm>
-          <<<1, kFinishThreads, 0, stream>>>(params, policy.segments, segments);
-    } else if (policy.row_blocks > 1 && params.reduction != Reduction::none) {
-      triplet_loss_sum<scalar>
-          <<<1, kFinishThreads, 0, stream>>>(params, policy.row_blocks, partial_sums);
-    }
-    return cudaGetLastError();
+    TripletHandovers<norm, T> handovers{};
+    handovers.segments = static_cast<Handover<Distances<norm, T>>*>(scratch);
+    const int64_t segments = policy.segments > 1 ? params.inputs.rows * policy.segments : 0;
+    handovers.sums = reinterpret_cast<Handover<Sum<T>>*>(handovers.segments + segments);
+    handovers.ticket = next_ticket();
+    const TripletWalk walk{policy.threads_per_row, policy.accesses, policy.stages,
+                           policy.segment_size};
+    const auto launch = [&](auto whole) {
+      constexpr auto kernel = triplet_forward<scalar, norm, whole.value>;
+      if (const cudaError_t error = allow_shared_memory<kernel>(); error != cudaSuccess) {
+        return error;
+      }
+      kernel<<<grid_of(policy), policy.threads_per_block, policy.shared_bytes(), stream>>>(
+          params, gradients, policy.holds_rows ? guess : 0, walk, handovers);
+      return cudaGetLastError();
+    };
+    return has_whole_rows(params.inputs) ? launch(std::true_type{}) : launch(std::false_type{});
   });
 }
 
 cudaError_t launch_triplet_backward(const TripletBackward& params, const TripletPolicy& policy,
-                                    cudaStream_t stream) {
+                                    const TripletStateHeader* header, cudaStream_t stream) {
+  const bool whole = has_whole_rows(params.inputs);
   return dispatch(params.inputs, [&](auto* pointer, auto norm_constant) {
     using scalar = std::remove_pointer_t<decltype(pointer)>;
     constexpr Norm norm = norm_constant.value;
-    const auto kernel = aligned(params) ? triplet_backward<scalar, norm, true>
-                                        : triplet_backward<scalar, norm, false>;
-    kernel<<<grid_of(policy), policy.threads_per_block, 0, stream>>>(params, policy.threads_per_row,
-                                                                     policy.segment_size);
+    const auto kernel =
+        whole ? triplet_backward<scalar, norm, true> : triplet_backward<scalar, norm, false>;
+    kernel<<<grid_of(policy), policy.threads_per_block, 0, stream>>>(
+        params, header, policy.threads_per_row, policy.segment_size);
     return cudaGetLastError();
   });
 }

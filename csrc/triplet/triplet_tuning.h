@@ -19,60 +19,94 @@ enum class TripletForm : int8_t {
 constexpr const char* kTripletForms[] = {"warp", "block", "split"};
 constexpr int kTripletFormCount = 3;
 
+// An access moves 16 bytes. A slot of shared memory takes the same access to each of the three
+// inputs; each thread fetches ahead into slots of its own.
+constexpr int kTripletAccessBytes = 16;
+constexpr int kTripletSlotBytes = 3 * kTripletAccessBytes;
+constexpr int kTripletSlots = 8;     // of a thread, at most
+constexpr int kTripletAccesses = 4;  // to a row or chunk, so that the next one comes meanwhile
+constexpr int kTripletLine = 8;      // accesses that make up a cache line
+constexpr int kTripletWarpFormBlock = 128, kTripletSmallestBlock = 64, kTripletLargestBlock = 512;
+// Bytes of a row that a block can hold where shared memory is ample.
+constexpr int kTripletLongestHeldRow = kTripletLargestBlock * kTripletSlots * kTripletAccessBytes;
+// Bytes for the kernel's reductions, and what the system takes for each block.
+constexpr int kTripletOtherShared = 2048;
+constexpr int kTripletThreadsPerProcessor = 1024;  // that their registers leave room for
+constexpr int64_t kTripletMaxRowBlocks = 65535;    // the limit of gridDim.y
+
 struct TripletPolicy {
   TripletForm form;
   int threads_per_block;
   int threads_per_row;   // a power of two up to 32, or threads_per_block
+  int accesses;          // of a thread to a chunk of a row
+  int stages;            // chunks that it keeps in slots: 1, or 2 with the next one
   int64_t segments;      // blocks that share a row
   int64_t segment_size;  // elements of a row that one block reads, but for the last
   int64_t row_blocks;    // blocks along the rows; each takes every row_blocks-th group of rows
+  bool holds_rows;       // whether a chunk is a whole row, so that the forward can form gradients
+
+  int shared_bytes() const { return threads_per_block * accesses * stages * kTripletSlotBytes; }
 };
 
-constexpr int kTripletBlock = 256;
-constexpr int kTripletSmallBlock = 1024;
-constexpr int64_t kTripletMaxRowBlocks = 65535;  // the limit of gridDim.y
-
-// `width` is how many elements one access moves; `reduces` is whether the rows' losses are added.
-inline TripletPolicy choose_triplet_policy(int64_t rows, int64_t dim, int element_size, int width,
-                                           bool reduces, int multiprocessors, TripletForm form) {
+// `width` is how many elements an access moves; `whole` is whether rows start and end where
+// accesses do; `shared_memory` is what a block may have of a multiprocessor's, in bytes.
+inline TripletPolicy choose_triplet_policy(int64_t rows, int64_t dim, int width, bool whole,
+                                           int multiprocessors, int shared_memory,
+                                           TripletForm form) {
   const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
-  const int64_t accesses = ceil_div(dim, width);  // of a row
-  const int64_t resident = int64_t{multiprocessors} * 2048;
+  const int64_t span = whole ? dim : dim + width - 1;  // with what the first access may have before
+  const int64_t accesses = ceil_div(span, width);      // to a row
 
   if (form == TripletForm::automatic) {
-    // A warp makes up to 8 accesses of each input; past that the block's longer reach hides more
-    // latency. Rows are split only where whole rows leave multiprocessors idle.
-    const bool few_rows = rows < 2 * int64_t{multiprocessors};
-    form = accesses <= 8 * 32                                  ? TripletForm::warp
-           : few_rows && accesses > 4 * int64_t{kTripletBlock} ? TripletForm::split
-                                                               : TripletForm::block;
+    // Rows are split only where whole rows leave multiprocessors idle.
+    form = accesses <= 32 * kTripletAccesses ? TripletForm::warp
+           : rows < multiprocessors && accesses > 2 * int64_t{kTripletLargestBlock}
+               ? TripletForm::split
+               : TripletForm::block;
   }
 
-  TripletPolicy policy{form, kTripletBlock, kTripletBlock, 1, dim, 1};
+  TripletPolicy policy{form, kTripletLargestBlock, kTripletLargestBlock, 1, 1, 1, span, 1, false};
   if (form == TripletForm::warp) {
-    // One block writes the reduced loss itself, which saves the second launch (about 4 us of host
-    // time); past half a megabyte one multiprocessor would read longer than that. Its few threads
-    // must each have several loads in flight, which a second warp's would do elsewhere.
-    const bool small = reduces && 3 * rows * dim * element_size <= 512 * 1024;
-    const int64_t lanes = small ? ceil_div(accesses, 4) : accesses;
+    policy.threads_per_block = kTripletWarpFormBlock;
+    // Few threads to a row, for what each of them does once a row weighs most where rows are short;
+    // but enough to read whole cache lines. H200, (1048576, 64) float32: 4 threads to a row 207 us,
+    // 8 threads 188.
     policy.threads_per_row = 1;
-    while (policy.threads_per_row < 32 && policy.threads_per_row < lanes) {
+    while (policy.threads_per_row < 32 && policy.threads_per_row < accesses &&
+           (policy.threads_per_row < kTripletLine ||
+            policy.threads_per_row * kTripletAccesses < accesses)) {
       policy.threads_per_row *= 2;
     }
-    if (small) policy.threads_per_block = kTripletSmallBlock;
+  } else if (form == TripletForm::block) {
+    policy.threads_per_block = kTripletSmallestBlock;
+    while (policy.threads_per_block < kTripletLargestBlock &&
+           policy.threads_per_block * kTripletAccesses < accesses) {
+      policy.threads_per_block *= 2;
+    }
+    policy.threads_per_row = policy.threads_per_block;
   }
+
+  const int slots = std::min(kTripletSlots, (shared_memory - kTripletOtherShared) /
+                                                (policy.threads_per_block * kTripletSlotBytes));
+  const int64_t needed = ceil_div(accesses, policy.threads_per_row);
+  const bool holds = form != TripletForm::split && needed <= slots;
+  policy.accesses = holds ? static_cast<int>(needed) : std::min(kTripletAccesses, slots);
+  policy.stages = std::min(slots / policy.accesses, 2);
+
+  const int64_t per_processor =
+      std::clamp(shared_memory / (policy.shared_bytes() + kTripletOtherShared), 1,
+                 kTripletThreadsPerProcessor / policy.threads_per_block);
+  const int64_t resident = per_processor * multiprocessors;
   if (form == TripletForm::split) {
-    const int64_t least = int64_t{4} * kTripletBlock * width;  // elements worth a block
-    const int64_t wanted = ceil_div(int64_t{multiprocessors} * 8, rows);
-    const int64_t segments = std::max<int64_t>(std::min(wanted, ceil_div(dim, least)), 1);
-    policy.segment_size = ceil_div(ceil_div(dim, segments), width) * width;
-    policy.segments = ceil_div(dim, policy.segment_size);
+    const int64_t least = int64_t{policy.threads_per_block} * policy.accesses * width;
+    const int64_t segments = std::max<int64_t>(std::min(resident / rows, ceil_div(span, least)), 1);
+    policy.segment_size = ceil_div(ceil_div(span, segments), width) * width;
+    policy.segments = ceil_div(span, policy.segment_size);
   }
-  if (policy.threads_per_block == kTripletBlock) {
-    const int64_t groups = policy.threads_per_block / policy.threads_per_row;
-    const int64_t blocks = form == TripletForm::split ? rows : resident / kTripletBlock;
-    policy.row_blocks = std::min({ceil_div(rows, groups), blocks, kTripletMaxRowBlocks});
-  }
+  policy.row_blocks =
+      std::min({ceil_div(rows, policy.threads_per_block / policy.threads_per_row),
+                std::max<int64_t>(resident / policy.segments, 1), kTripletMaxRowBlocks});
+  policy.holds_rows = holds;
   return policy;
 }
 

@@ -2,5 +2,11 @@
 """Triplet margin loss."""
 
 from fused_ops.triplet.function import TripletMarginLoss, reference, triplet_margin_loss
+from fused_ops.triplet.ops import set_gradients_in_forward
 
-__all__ = ["TripletMarginLoss", "reference", "triplet_margin_loss"]
+__all__ = [
+    "TripletMarginLoss",
+    "reference",
+    "set_gradients_in_forward",
+    "triplet_margin_loss",
+]

@@ -117,7 +117,10 @@ def triplet_margin_loss(
     float32_loss = torch.is_autocast_enabled(anchor.device.type)
     settings = margin, p, eps, swap, reduction_number, float32_loss
     if _needs_grad(anchor, positive, negative):
-        return ops.TripletMarginLossFunction.apply(anchor, positive, negative, *settings)
+        in_forward = ops.forms_gradients_in_forward(anchor)
+        return ops.TripletMarginLossFunction.apply(
+            anchor, positive, negative, *settings, in_forward
+        )
     return ops.forward(anchor, positive, negative, *settings, False)[0]
 
 
@@ -154,18 +157,23 @@ def _explain(
     details = {"device": anchor.device.type, "dtype": name_of(anchor.dtype)}
     if anchor.device.type == "cuda":
         dim = anchor.shape[-1]
+        device = torch.cuda.get_device_properties(anchor.device)
         details |= native.triplet_policy(
             rows=anchor.numel() // dim,
             dim=dim,
             element_size=anchor.element_size(),
-            aligned=all(map(_rows_are_aligned, (anchor, positive, negative))),
-            reduces=reduction != "none",
-            multiprocessors=torch.cuda.get_device_properties(anchor.device).multi_processor_count,
+            whole=all(map(_rows_are_whole, (anchor, positive, negative))),
+            multiprocessors=device.multi_processor_count,
+            shared_memory=device.shared_memory_per_block_optin,
         )
+        if _needs_grad(anchor, positive, negative):
+            details["gradients_in_forward"] = ops.forms_gradients_in_forward(anchor)
     return Dispatch("triplet_margin_loss", "fused", details)
 
 
-def _rows_are_aligned(tensor: torch.Tensor) -> bool:
+def _rows_are_whole(tensor: torch.Tensor) -> bool:
+    """Whether rows start and end on 16-byte boundaries."""
     rows = tensor.reshape(-1, tensor.shape[-1])
-    bytes_between = rows.stride(0) * rows.element_size() if len(rows) > 1 else 0
-    return rows.data_ptr() % 16 == 0 and bytes_between % 16 == 0
+    distance = rows.stride(0) if len(rows) > 1 else 0
+    elements = rows.shape[-1], distance
+    return rows.data_ptr() % 16 == 0 and all(n * rows.element_size() % 16 == 0 for n in elements)

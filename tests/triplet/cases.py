@@ -17,6 +17,8 @@ INPUTS = ("anchor", "positive", "negative")
 
 forward_op = torch.ops.fused_ops.triplet_forward.default
 backward_op = torch.ops.fused_ops.triplet_backward.default
+forward_with_gradients_op = torch.ops.fused_ops.triplet_forward_with_gradients.default
+correct_gradients_op = torch.ops.fused_ops.triplet_correct_gradients.default
 
 
 def random_tensor(*shape, dtype=torch.float32, device="cpu", seed=0):

@@ -35,7 +35,7 @@ def run_form(form, inputs, grad_loss, *, margin=0.3, p=2, eps=1e-6, swap=False, 
     loss, state = forward_op(*inputs, margin, p, eps, swap, number, False, True, form)
     return [
         loss,
-        *backward_op(grad_loss, *inputs, state, p, eps, swap, number, True, True, True, form),
+        *backward_op(grad_loss, *inputs, state, margin, p, eps, swap, number, *3 * [True], form),
     ]
 
 
@@ -88,34 +88,50 @@ def test_chosen_form_is_one_of_the_forced(shape):
     assert_same_bits(results, run_form(chosen, inputs, grad_loss))
 
 
-@pytest.mark.parametrize("reduction", ["none", "mean"])
 @pytest.mark.parametrize(
-    ("aligned", "layout"),
+    ("whole", "layout"),
     [
         (True, lambda x: x),
         (True, lambda x: x[:1].expand(x.shape)),
-        (True, lambda x: x[0, :33].clone()[None]),  # a lone row has no next one to misalign
+        (True, lambda x: x[0, :32][None]),  # a lone row has no next one
         (False, lambda x: x[:, :33].contiguous()),
+        (False, lambda x: x[:, :33]),
         (False, lambda x: x[:, 1:]),
     ],
 )
-def test_explain_knows_whether_vectors_are_read(aligned, layout, reduction):
+def test_explain_knows_whether_rows_are_whole(whole, layout):
     inputs = [layout(x) for x in random_inputs(50, 64, device="cuda")]
-    details = explain(triplet_margin_loss, *inputs, reduction=reduction).details
-    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+    device = torch.cuda.get_device_properties(0)
+    policy = _C.triplet_policy(
+        *inputs[0].shape,
+        element_size=4,
+        whole=whole,
+        multiprocessors=device.multi_processor_count,
+        shared_memory=device.shared_memory_per_block_optin,
+    )
+    details = explain(triplet_margin_loss, *inputs).details
+    assert details == {"device": "cuda", "dtype": "float32"} | policy
 
-    def policy(aligned):
-        return _C.triplet_policy(
-            rows=inputs[0].shape[0],
-            dim=inputs[0].shape[1],
-            element_size=4,
-            aligned=aligned,
-            reduces=reduction != "none",
-            multiprocessors=multiprocessors,
-        )
 
-    assert policy(aligned) != policy(not aligned)
-    assert details == {"device": "cuda", "dtype": "float32"} | policy(aligned)
+# Inputs that are off the 16-byte boundaries alike, each in its own way, and in steps of their own
+OFFSETS = [(1, 1, 1), (0, 1, 2), (3, 0, 0)]
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("offsets", OFFSETS, ids=str)
+@pytest.mark.parametrize("dim", [1, 2, 7, 63, 64, 255, 1000, 4099, 16_381])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_off_the_boundaries(dtype, dim, offsets):
+    for padding in (0, 1, 5):
+        inputs = []
+        for x, offset in zip(random_inputs(9, dim, dtype=dtype), offsets, strict=True):
+            memory = torch.full((9 * (dim + padding) + 3,), math.nan, dtype=dtype, device="cuda")
+            view = memory[offset:].as_strided((9, dim), (dim + padding, 1))
+            inputs.append(view.copy_(x))
+        for p in NORMS:
+            settings = {"margin": 0.3, "p": p, "swap": True, "reduction": "sum"}
+            results = loss_and_gradients(triplet_margin_loss, inputs, **settings)
+            assert_as_exact_as_torch(results, inputs, **settings)
 
 
 @pytest.mark.parametrize("form", [None, *_C.TRIPLET_FORMS])

@@ -97,9 +97,9 @@ def kernels_of(function):
     return [event.name for event in on_device if "Sync" not in event.name]
 
 
-@pytest.mark.parametrize(("shape", "launches"), [((64, 128), 1), ((5000, 33), 2)], ids=str)
-def test_kernels_launched(shape, launches):
-    """One for a small batch; elsewhere one more for the sum. No other kernel, and no copy."""
+@pytest.mark.parametrize("shape", [(64, 128), (5000, 33), (2, 130_000)], ids=str)
+def test_kernels_launched(shape):
+    """One forward and one backward. No other kernel, and no copy."""
     inputs = [x.requires_grad_() for x in random_inputs(*shape, device="cuda")]
     grad_loss = torch.ones((), device="cuda")
     loss = triplet_margin_loss(*inputs)
@@ -107,7 +107,7 @@ def test_kernels_launched(shape, launches):
         pytest.skip("the profiler sees no kernels here")
     forward = kernels_of(lambda: triplet_margin_loss(*inputs))
     backward = kernels_of(lambda: torch.autograd.grad(loss, inputs, grad_loss))
-    assert len(forward) == launches, forward
+    assert len(forward) == 1, forward
     assert len(backward) == 1, backward
     assert all("triplet" in name for name in forward + backward)
 

@@ -91,7 +91,7 @@ def test_fused_call_is_explained_and_fused(device, grad, settings):
     assert str(dispatch).startswith(f"triplet_margin_loss: fused (device={device}, dtype=float32")
     with set_fallback("error"), recorded_ops() as ops:
         triplet_margin_loss(*inputs, **settings)
-    assert OP in ops
+    assert any(name.startswith(OP) for name in ops)
     assert not any("triplet_margin_loss" in name and name.startswith("aten") for name in ops)
 
 

@@ -108,7 +108,7 @@ def forward_arguments(device, **changes):
 def backward_arguments(device, **changes):
     arguments = forward_arguments(device)
     arguments |= {"state": forward_op(**arguments)[1], "grad_loss": torch.ones((), device=device)}
-    for name in ("margin", "float32_loss", "save_state"):
+    for name in ("float32_loss", "save_state"):
         del arguments[name]
     needs_grad = {f"{name}_needs_grad": True for name in ("anchor", "positive", "negative")}
     return arguments | needs_grad | changes
@@ -129,10 +129,10 @@ BAD_INPUTS = {
     "scalar": ({x: ones() for x in ("anchor", "positive", "negative")}, "one dimension"),
 }
 BAD_GRADIENTS = {
-    "state rows": ({"state": ones(4, 4)}, "state: expected"),
-    "state columns": ({"state": ones(5, 7)}, "state: expected"),
+    "state size": ({"state": ones(4 + 4 * 2)}, "state: expected"),  # a header and rows of 2
     "state of another norm": ({"p": math.inf}, "state: expected"),
-    "state dtype": ({"state": ones(5, 4).half()}, "state: expected"),
+    "state without swap": ({"swap": True}, "state: expected"),
+    "state dtype": ({"state": ones(4 + 5 * 2).half()}, "state: expected"),
     "mean of rows": ({"grad_loss": ones(5)}, "grad_loss: expected .* 1 elements, got 5"),
     "no mean": ({"reduction": 0}, "grad_loss: expected .* 5 elements, got 1"),
     "gradient dtype": ({"grad_loss": ones().double()}, "grad_loss: expected the dtype"),

@@ -8,18 +8,22 @@ from fused_ops import _C
 ROWS = (1, 2, 31, 264, 1000, 65_535, 65_536, 2**20 + 1, 2**33)
 DIMS = (1, 2, 3, 31, 32, 33, 255, 1024, 4097, 70_001, 2**31 + 5)
 
+# An H200, and the least that the architectures we compile for have
+DEVICES = [
+    {"multiprocessors": 132, "shared_memory": 232_448},
+    {"multiprocessors": 20, "shared_memory": 65_536},
+]
+
 
 def policies(form=-1):
     for rows in ROWS:
         for dim in DIMS:
-            for size, aligned in ((2, True), (4, True), (8, True), (4, False)):
-                for reduces in (False, True):
-                    shape = {"rows": rows, "dim": dim, "element_size": size, "aligned": aligned}
-                    width = 16 // size if aligned else 1
-                    yield (
-                        {**shape, "width": width, "reduces": reduces},
-                        _C.triplet_policy(**shape, reduces=reduces, multiprocessors=132, form=form),
-                    )
+            for size, whole in ((2, True), (4, True), (8, True), (2, False), (4, False)):
+                if whole and dim * size % 16 != 0:
+                    continue
+                case = {"rows": rows, "dim": dim, "element_size": size, "whole": whole}
+                for device in DEVICES:
+                    yield case | device, _C.triplet_policy(**case, **device, form=form)
 
 
 @pytest.mark.parametrize("form", range(-1, len(_C.TRIPLET_FORMS)))
@@ -27,15 +31,32 @@ def test_policies_cover_the_input(form):
     for case, policy in policies(form):
         threads, row_threads = policy["threads_per_block"], policy["threads_per_row"]
         segments, size = policy["segments"], policy["segment_size"]
+        width = 16 // case["element_size"]
+        # A first access may start before its row.
+        span = case["dim"] if case["whole"] else case["dim"] + width - 1
         assert form == -1 or policy["form"] == _C.TRIPLET_FORMS[form]
-        assert threads in (256, 1024), case
+        assert threads in (64, 128, 256, 512), case
         assert row_threads == threads or row_threads in (1, 2, 4, 8, 16, 32), case
         assert 1 <= policy["row_blocks"] <= 65_535, case  # the limit of gridDim.y
         assert 1 <= segments < 2**31, case  # and of gridDim.x
-        assert (segments - 1) * size < case["dim"] <= segments * size, case
-        assert segments == 1 or size % case["width"] == 0, case
+        assert (segments - 1) * size < span <= segments * size, case
+        assert segments == 1 or size % width == 0, case
+        assert policy["accesses"] * policy["stages"] * threads * 48 <= case["shared_memory"], case
+        assert policy["stages"] in (1, 2), case
+        covered = policy["accesses"] * row_threads * width
+        assert policy["holds_rows"] == (
+            segments == 1 and policy["form"] != "split" and covered >= span
+        ), case
         groups = policy["row_blocks"] * (threads // row_threads)
         assert groups - threads // row_threads < case["rows"], case  # no block without a row
+
+
+def test_rows_are_held_up_to_the_longest():
+    longest = _C.TRIPLET_LONGEST_HELD_ROW
+    for size in (2, 4, 8):
+        for row_bytes, holds in ((16, True), (longest, True), (longest + 16, False)):
+            case = {"rows": 10_000, "dim": row_bytes // size, "element_size": size, "whole": True}
+            assert _C.triplet_policy(**case, **DEVICES[0])["holds_rows"] == holds, case
 
 
 def test_every_form_is_chosen_somewhere():
@@ -45,4 +66,4 @@ def test_every_form_is_chosen_somewhere():
 
 def test_rows_are_split_only_where_whole_rows_leave_the_gpu_idle():
     for case, policy in policies():
-        assert policy["form"] != "split" or case["rows"] < 264, case
+        assert policy["form"] != "split" or case["rows"] < case["multiprocessors"], case

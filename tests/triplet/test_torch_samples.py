@@ -11,7 +11,16 @@ from torch.testing._internal.common_methods_invocations import op_db
 
 from fused_ops import triplet_margin_loss
 
-from .cases import DTYPES, NORMS, backward_op, forward_op, leaves, random_inputs
+from .cases import (
+    DTYPES,
+    NORMS,
+    backward_op,
+    correct_gradients_op,
+    forward_op,
+    forward_with_gradients_op,
+    leaves,
+    random_inputs,
+)
 
 (OP_INFO,) = [op for op in op_db if op.name == "nn.functional.triplet_margin_loss"]
 DIFFERENTIABLE = (*DTYPES, torch.complex64, torch.complex128)
@@ -104,6 +113,15 @@ def test_opcheck(device, dtype, p, reduction):
         arguments = (*inputs, 1.0, p, 1e-6, True, reduction, float32_loss, save_state)
         checked = opcheck(forward_op, arguments, test_utils=utilities)
         assert set(checked.values()) == {"SUCCESS"}
-    arguments = (loss, *inputs, state, p, 1e-6, True, reduction, True, False, True)
+    arguments = (loss, *inputs, state, 1.0, p, 1e-6, True, reduction, True, False, True)
     checked = opcheck(backward_op, arguments, test_utils=utilities)
     assert set(checked.values()) == {"SUCCESS"}
+    if device == "cuda":
+        arguments = (*inputs, 1.0, p, 1e-6, True, reduction, True, True, False, True)
+        # Gradients it does not form are memory as it came, which no other run repeats.
+        checked = opcheck(forward_with_gradients_op, arguments, test_utils=utilities[:3])
+        assert set(checked.values()) == {"SUCCESS"}
+        loss, state, *gradients = forward_with_gradients_op(*arguments)
+        arguments = (loss, *inputs, state, 1.0, p, 1e-6, True, reduction, *gradients)
+        checked = opcheck(correct_gradients_op, arguments, test_utils=utilities)
+        assert set(checked.values()) == {"SUCCESS"}

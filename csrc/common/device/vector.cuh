@@ -40,10 +40,6 @@ __device__ inline __nv_bfloat16 from_accumulate<__nv_bfloat16>(float value) {
   return __float2bfloat16_rn(value);
 }
 
-// Elements of one access: 16 bytes where addresses allow it, one element where not.
-template <typename scalar, bool vectorised>
-constexpr int kWidth = vectorised ? 16 / sizeof(scalar) : 1;
-
 template <typename scalar, int width>
 struct alignas(sizeof(scalar) * width) Vector {
   scalar value[width];
@@ -58,6 +54,39 @@ template <int width, typename scalar>
 __device__ inline void store(scalar* address, const Vector<scalar, width>& vector) {
   *reinterpret_cast<Vector<scalar, width>*>(address) = vector;
 }
+
+// 16 bytes of elements in four registers. As an array, 16-bit elements would take one each.
+template <typename scalar>
+struct alignas(16) Packed {
+  unsigned word[4] = {};
+
+  static __device__ Packed load(const scalar* address) {
+    return *reinterpret_cast<const Packed*>(address);
+  }
+  __device__ void store(scalar* address) const { *reinterpret_cast<Packed*>(address) = *this; }
+
+  __device__ scalar get(int i) const {
+    if constexpr (sizeof(scalar) == 8) {
+      return __hiloint2double(word[2 * i + 1], word[2 * i]);
+    } else if constexpr (sizeof(scalar) == 4) {
+      return __uint_as_float(word[i]);
+    } else {
+      const auto bits = static_cast<unsigned short>(word[i / 2] >> (i % 2 * 16));
+      return *reinterpret_cast<const scalar*>(&bits);
+    }
+  }
+  // Of an element that is zero still.
+  __device__ void set(int i, scalar value) {
+    if constexpr (sizeof(scalar) == 8) {
+      word[2 * i] = __double2loint(value);
+      word[2 * i + 1] = __double2hiint(value);
+    } else if constexpr (sizeof(scalar) == 4) {
+      word[i] = __float_as_uint(value);
+    } else {
+      word[i / 2] |= unsigned{*reinterpret_cast<const unsigned short*>(&value)} << (i % 2 * 16);
+    }
+  }
+};
 
 // Calls `function` with a null pointer of the CUDA type that `type` stands for.
 template <typename Function>
