@@ -2,6 +2,7 @@
 """How a callable is measured. All times are in microseconds."""
 
 import gc
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -82,6 +83,8 @@ def peak_bytes(call: Callable) -> int:
 
 def launches(call: Callable) -> int:
     """Kernels, copies and fills that a call puts on the GPU."""
+    # Or else CUPTI stays, and slows every launch that is measured later.
+    os.environ["TEARDOWN_CUPTI"] = "1"
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         call()
         torch.cuda.synchronize()

@@ -78,16 +78,16 @@ class TripletCase(Case):
             tensor.requires_grad_(training).grad = None
         with torch.autocast(self.device, self.dtype, enabled=self.variant == "autocast"):
             result = loss(*inputs)
+        if self.variant == "upstream=varying":
+            self.upstream = self.upstream * 1.01
         if self.variant.startswith("upstream"):
             result = result * self.upstream
-        if self.variant == "upstream=varying":
-            self.upstream *= 1.01
         if training:
             result.backward()
         return result
 
     def results(self, call: Callable) -> list[torch.Tensor]:
-        self.upstream.fill_(0.37)
+        self.upstream = torch.full_like(self.upstream, 0.37)
         return [call().detach(), *self._gradients(self.inputs)]
 
     def exact(self) -> list[torch.Tensor]:
