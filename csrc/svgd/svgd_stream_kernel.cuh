@@ -9,7 +9,7 @@
 //   sum_j K V_j       by the same three products.
 // The last goes into fresh accumulators for each tile, added in float32: one accumulation over all
 // j in the tensor cores lost digits (1e-3 at 32768 x 64 against 8e-6).
-// One thread of the first warpgroup refills the ring kLag slots behind that warpgroup, so that it
+// One thread of the first warpgroup refills the ring `lag` slots behind that warpgroup, so that it
 // waits for none of the others unless they are further behind.
 //
 // Three warpgroups fill the registers up to 64 dimensions: while one forms K the others multiply.
@@ -27,6 +27,9 @@ struct StreamShape {
   static constexpr int chunks = dim / width;
   static constexpr int groups = dim <= 64 ? 3 : 2;
   static constexpr int slots = dim <= 192 ? 8 : 6;
+  static constexpr int lag = dim <= 192 ? 4 : 2;
+  // A warpgroup holds two slots of coordinates while it waits for nothing but its own products.
+  static_assert(slots - lag > 2);
   static constexpr int slot_size = stream_slot_size(width);
   static constexpr int threads = groups * kWarpgroupSize;
   static constexpr int rows = groups * kStreamTile;
@@ -49,24 +52,25 @@ static_assert(sizeof(StreamShared<128>) <= 227 * 1024);
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// The tiles [first, first + count) of particles j as they pass through the ring.
+// The tiles [first, first + count) of particles j as they pass through the ring. A warpgroup waits
+// for slots at the head and gives them up at the tail.
 template <int dim>
 struct Stream {
   using Shape = StreamShape<dim>;
-  static constexpr int kLag = Shape::slots / 2;
 
   const StreamTask& task;
   StreamShared<dim>& shared;
   int first;
   int total;         // slots
-  int consumed = 0;  // by this warpgroup
-  int slot = 0;
-  int parity = 0;
+  int released = 0;  // by this warpgroup
+  int head = 0;
+  int tail = 0;
+  int parity = 0;  // of the head
 
   __device__ void fill(int index) {
     const int target = index % Shape::slots;
     const int tile = first + index / (2 * Shape::chunks);
-    const bool with_bias = index % (2 * Shape::chunks) == 0;
+    const bool with_bias = index % (2 * Shape::chunks) == Shape::chunks - 1;
     constexpr int bytes = Shape::slot_size * sizeof(__half);
     constexpr int bias_bytes = kStreamTile * sizeof(float);
     uint64_t* full = &shared.full[target];
@@ -78,26 +82,28 @@ struct Stream {
     }
   }
 
-  __device__ void wait() { barrier_wait(&shared.full[slot], parity); }
+  // The next slot, once it is full.
+  __device__ int take() {
+    barrier_wait(&shared.full[head], parity);
+    const int slot = head;
+    if (++head == Shape::slots) {
+      head = 0;
+      parity ^= 1;
+    }
+    return slot;
+  }
 
   // Gives up the oldest slot; the warpgroup must be done with it.
   __device__ void release() {
-    if (threadIdx.x % kWarpSize == 0) barrier_arrive(&shared.empty[slot]);
-    const int freed = consumed - kLag;
+    if (threadIdx.x % kWarpSize == 0) barrier_arrive(&shared.empty[tail]);
+    const int freed = released - Shape::lag;
     if (threadIdx.x == 0 && freed >= 0 && freed + Shape::slots < total) {
       barrier_wait(&shared.empty[freed % Shape::slots], freed / Shape::slots % 2);
       fill(freed + Shape::slots);
     }
     __syncwarp();
-    next();
-  }
-
-  __device__ void next() {
-    ++consumed;
-    if (++slot == Shape::slots) {
-      slot = 0;
-      parity ^= 1;
-    }
+    ++released;
+    if (++tail == Shape::slots) tail = 0;
   }
 };
 
@@ -145,18 +151,21 @@ struct StreamWeights {
   }
 };
 
-// products = y_i y_j over all dimensions; leaves the tile's slots of coordinates unreleased.
+// products = y_i y_j over all dimensions. Returns the tile's last slot of coordinates, which has its
+// bias too and is not released.
 template <int dim>
-__device__ inline void multiply_coordinates(
-    Stream<dim> stream, const __half (&query)[StreamShape<dim>::chunks][StreamShape<dim>::slot_size],
+__device__ inline int multiply_coordinates(
+    Stream<dim>& stream,
+    const __half (&query)[StreamShape<dim>::chunks][StreamShape<dim>::slot_size],
     float (&products)[32]) {
   using Shape = StreamShape<dim>;
   constexpr int row_bytes = Shape::width * sizeof(__half);
+  int slot = 0;
   mma_begin();
 #pragma unroll
   for (int chunk = 0; chunk < Shape::chunks; ++chunk) {
-    stream.wait();
-    const __half* tile = stream.shared.ring[stream.slot];
+    slot = stream.take();
+    const __half* tile = stream.shared.ring[slot];
     const uint64_t i_high = matrix_descriptor<row_bytes>(query[chunk]);
     const uint64_t i_low = matrix_descriptor<row_bytes>(query[chunk] + Shape::slot_size / 2);
     const uint64_t j_high = matrix_descriptor<row_bytes>(tile);
@@ -167,9 +176,14 @@ __device__ inline void multiply_coordinates(
       mma_shared(products, at_depth(i_low, step), at_depth(j_high, step), true);
       mma_shared(products, at_depth(i_high, step), at_depth(j_high, step), true);
     }
-    stream.next();
+    mma_commit();
+    if (chunk > 0) {
+      mma_wait<1>();
+      stream.release();
+    }
   }
-  mma_finish();
+  mma_wait<0>();
+  return slot;
 }
 
 // sums += K V for the dimensions of one slot.
@@ -189,7 +203,8 @@ __device__ inline void multiply_values(const StreamWeights& weights, const __hal
     }
     mma_registers(fresh, weights.high + 4 * step, at_depth(high, step), three_terms || step > 0);
   }
-  mma_finish();
+  mma_commit();
+  mma_wait<0>();
 #pragma unroll
   for (int index = 0; index < width / 2; ++index) sums[index] += fresh[index];
 }
@@ -245,16 +260,15 @@ __global__ void __launch_bounds__(StreamShape<dim>::threads, 1)
   float weight_sums[2] = {};
   for (int tile = first; tile < first + tiles; ++tile) {
     float products[32];
-    multiply_coordinates<dim>(stream, shared.query[group], products);
+    const int slot = multiply_coordinates<dim>(stream, shared.query[group], products);
     StreamWeights weights;
-    weights.form(products, slope, bias_i, shared.bias[stream.slot], tile == query_tile,
+    weights.form(products, slope, bias_i, shared.bias[slot], tile == query_tile,
                  weight_sums);
-#pragma unroll
-    for (int chunk = 0; chunk < Shape::chunks; ++chunk) stream.release();
+    stream.release();
 #pragma unroll
     for (int chunk = 0; chunk < Shape::chunks; ++chunk) {
-      stream.wait();
-      multiply_values<Shape::width, three_terms>(weights, shared.ring[stream.slot], sums[chunk]);
+      multiply_values<Shape::width, three_terms>(weights, shared.ring[stream.take()],
+                                                 sums[chunk]);
       stream.release();
     }
   }

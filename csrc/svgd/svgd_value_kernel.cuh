@@ -53,6 +53,7 @@ __global__ void __launch_bounds__(kStreamThreads)
   while (lanes < dim && lanes < kStreamThreads) lanes *= 2;
   const int rows = kStreamThreads / lanes;
   Maximum maximum;
+#pragma unroll 4
   for (int64_t row = int64_t{blockIdx.x} * rows + threadIdx.x / lanes; row < particles.count;
        row += int64_t{gridDim.x} * rows) {
     for (int column = threadIdx.x % lanes; column < dim; column += lanes) {
@@ -108,26 +109,33 @@ __device__ inline void fill_coordinates(const StreamTask& task, int tile, int ch
   }
 }
 
-// Values of one slot, transposed in shared memory.
+// Values of one slot: a thread forms those of eight particles, which lie together, from loads that
+// neighbours make together. Shared memory turns its stores into whole lines.
 template <typename scalar, int width>
 __device__ inline void fill_values(const StreamTask& task, const StreamState& state, int tile,
-                                   int chunk, __half* shared) {
+                                   int chunk, char* image) {
   constexpr int row_bytes = kStreamTile * sizeof(__half);
+  constexpr int together = 8;
   const int chunks = task.split.padded_dim / width;
   const SvgdParticles& particles = task.update.particles;
   const float repulsion = repulsion_over_bandwidth(task.update);
-  char* image = reinterpret_cast<char*>(shared);
-  for (int index = threadIdx.x; index < kStreamTile * width; index += kStreamThreads) {
-    const int64_t row = int64_t{tile} * kStreamTile + index / width;
-    const int column = chunk * width + index % width;
-    const float value = row < particles.count && column < particles.dim
-                            ? value_at<scalar>(task, repulsion, row, column) * state.value_scale
-                            : 0.0f;
-    const __half high = __float2half_rn(value);
-    const int offset = swizzled<row_bytes>(index % width * row_bytes + index / width * 2);
-    *reinterpret_cast<__half*>(image + offset) = high;
-    *reinterpret_cast<__half*>(image + width * row_bytes + offset) =
-        __float2half_rn(value - __half2float(high));
+  for (int index = threadIdx.x; index < kStreamTile / together * width; index += kStreamThreads) {
+    const int first = index / width * together;
+    const int column = index % width;
+    Vector<__half, together> high, low;
+#pragma unroll
+    for (int j = 0; j < together; ++j) {
+      const int64_t row = int64_t{tile} * kStreamTile + first + j;
+      const int d = chunk * width + column;
+      const float value = row < particles.count && d < particles.dim
+                              ? value_at<scalar>(task, repulsion, row, d) * state.value_scale
+                              : 0.0f;
+      high.value[j] = __float2half_rn(value);
+      low.value[j] = __float2half_rn(value - __half2float(high.value[j]));
+    }
+    const int offset = swizzled<row_bytes>(column * row_bytes + first * 2);
+    *reinterpret_cast<Vector<__half, together>*>(image + offset) = high;
+    *reinterpret_cast<Vector<__half, together>*>(image + width * row_bytes + offset) = low;
   }
   __syncthreads();
   auto* slot = reinterpret_cast<uint4*>(
@@ -149,7 +157,7 @@ __global__ void __launch_bounds__(kStreamThreads)
   if (tile == 0 && chunk == 0 && threadIdx.x == 0) *task.state = state;
   if (state.direct != 0) return;
   fill_coordinates<width>(task, tile, chunk);
-  fill_values<scalar, width>(task, state, tile, chunk, reinterpret_cast<__half*>(image));
+  fill_values<scalar, width>(task, state, tile, chunk, reinterpret_cast<char*>(image));
   if (chunk == 0 && threadIdx.x < kStreamTile) {
     const int64_t row = int64_t{tile} * kStreamTile + threadIdx.x;
     task.bias[row] = row < task.update.particles.count

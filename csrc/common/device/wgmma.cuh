@@ -48,11 +48,14 @@ __device__ inline uint64_t at_depth(uint64_t descriptor, int step) {
 // Orders this thread's accesses to registers before the instructions that use them.
 __device__ inline void mma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
-// Waits until the instructions issued so far are done: their accumulators may be read, and the
-// shared memory they read may be written again.
-__device__ inline void mma_finish() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+// Closes a group of the instructions issued since the last one.
+__device__ inline void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Waits until all but the last `pending` groups are done: with 0 their accumulators may be read, and
+// the shared memory that finished groups read may be written again.
+template <int pending>
+__device__ inline void mma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
 // sum (64 x 64) = A B^T, or with `accumulate` sum += A B^T; A and B are 64 x 16 in shared memory.
