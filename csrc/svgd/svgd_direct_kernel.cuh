@@ -20,6 +20,9 @@
 
 namespace fused_ops {
 
+// Kernels of their own, because differences take the registers that products need.
+enum class DirectForm : int8_t { products, differences, imq };
+
 constexpr int kDirectTile = 128;   // particles i
 constexpr int kDirectSource = 64;  // particles j
 constexpr int kDirectDepth = 64;   // dimensions in shared memory at a time
@@ -58,20 +61,30 @@ struct DirectPatch {
   int j = (threadIdx.x / 32 % 2 * 8 + threadIdx.x % 8) * kColumns;
 };
 
-// Coordinates [d, d + kDirectDepth) of particles [first, first + rows), zero past either end.
+// Coordinates [d, d + kDirectDepth) of particles [first, first + rows). Past the last particle it
+// repeats that one, which needs no branch between the loads: nothing uses those rows.
 template <typename scalar, int rows, int stride>
 __device__ inline void load_direct(const SvgdParticles& particles, int64_t first, int64_t d,
                                    float (&tile)[kDirectDepth][stride]) {
-  const auto* data = static_cast<const scalar*>(particles.data);
+  constexpr int step = kDirectThreads / kDirectDepth;
+  constexpr int batch = 16;  // loads in flight
+  static_assert(rows % (step * batch) == 0);
   const int64_t left = particles.dim - d;
-  const int depth = left < kDirectDepth ? static_cast<int>(left) : kDirectDepth;
   const int k = threadIdx.x % kDirectDepth;
-  if (k >= depth) return;
-#pragma unroll 8
-  for (int row = threadIdx.x / kDirectDepth; row < rows; row += kDirectThreads / kDirectDepth) {
-    tile[k][row] = first + row < particles.count
-                       ? to_accumulate(data[(first + row) * particles.stride + d + k])
-                       : 0.0f;
+  if (k >= left) return;
+  const auto* data = static_cast<const scalar*>(particles.data) + d + k;
+  const int64_t last = particles.count - 1 - first;
+  for (int begin = threadIdx.x / kDirectDepth; begin < rows; begin += step * batch) {
+    scalar value[batch];
+#pragma unroll
+    for (int index = 0; index < batch; ++index) {
+      const int64_t row = begin + index * step;
+      value[index] = data[(first + (row < last ? row : last)) * particles.stride];
+    }
+#pragma unroll
+    for (int index = 0; index < batch; ++index) {
+      tile[k][begin + index * step] = to_accumulate(value[index]);
+    }
   }
 }
 
@@ -124,7 +137,7 @@ __device__ inline void direct_distances(const SvgdParticles& particles, int64_t 
 }
 
 // Turns distances into K in shared memory and adds their sums over j to `row_sums`.
-template <SteinKernel kernel>
+template <DirectForm form>
 __device__ inline void direct_weights(const float (&distances)[kRows][kColumns],
                                       const KernelScale<float>& scale, int64_t left,
                                       DirectShared& shared, float (&row_sums)[kRows]) {
@@ -139,7 +152,7 @@ __device__ inline void direct_weights(const float (&distances)[kRows][kColumns],
 #pragma unroll
       for (int a = 0; a < 4; ++a) {
         const float u = distances[quad + a][b] * scale.half_inverse;
-        const float weight = kernel == SteinKernel::rbf ? expf(-u) : 1.0f / sqrtf(1.0f + u);
+        const float weight = form == DirectForm::imq ? 1.0f / sqrtf(1.0f + u) : expf(-u);
         k.value[a] = inside ? weight : 0.0f;
         tile_sums[quad + a] += k.value[a];
       }
@@ -151,23 +164,41 @@ __device__ inline void direct_weights(const float (&distances)[kRows][kColumns],
 }
 
 // V of a tile, or its scores and particles.
-template <typename scalar, int chunk>
-__device__ inline void load_values(const DirectTask& task, int64_t first, int64_t d, bool centred,
+template <typename scalar, int chunk, DirectForm form>
+__device__ inline void load_values(const DirectTask& task, int64_t first, int64_t d,
                                    float repulsion, DirectShared& shared) {
+  constexpr bool centred = form == DirectForm::products;
   const SvgdParticles& particles = task.update.particles;
   const auto* x = static_cast<const scalar*>(particles.data);
   const auto* s = static_cast<const scalar*>(task.update.score);
+  constexpr int step = kDirectThreads / chunk;
+  constexpr int each = kDirectSource / step > 0 ? kDirectSource / step : 1;
+  constexpr int batch = each < 8 ? each : 8;  // rows in flight
   const int k = threadIdx.x % chunk;
+  const int64_t last = particles.count - 1 - first;
   const bool column_inside = d + k < particles.dim;
-  const float mean = centred && column_inside ? task.mean[d + k] : 0.0f;
-#pragma unroll 4
-  for (int j = threadIdx.x / chunk; j < kDirectSource; j += kDirectThreads / chunk) {
-    const int64_t row = first + j;
-    const bool inside = row < particles.count && column_inside;
-    const float x_j = inside ? to_accumulate(x[row * particles.stride + d + k]) : 0.0f;
-    const float score = inside ? to_accumulate(s[row * task.update.score_stride + d + k]) : 0.0f;
-    shared.particles[j][k] = x_j;
-    shared.values[j][k] = centred && inside ? fmaf(-repulsion, x_j - mean, score) : score;
+  const int64_t column = column_inside ? d + k : particles.dim - 1;
+  const float mean = centred ? task.mean[column] : 0.0f;
+  for (int begin = threadIdx.x / chunk; begin < kDirectSource; begin += step * batch) {
+    scalar x_j[batch], score[batch];
+#pragma unroll
+    for (int index = 0; index < batch; ++index) {
+      const int64_t j = begin + index * step;
+      const int64_t row = first + (j < last ? j : last);
+      x_j[index] = x[row * particles.stride + column];
+      score[index] = s[row * task.update.score_stride + column];
+    }
+#pragma unroll
+    for (int index = 0; index < batch; ++index) {
+      // Zero past the end, where K is zero: with infinity in a repeated row it would be NaN.
+      const int j = begin + index * step;
+      const bool inside = j <= last && column_inside;
+      const float particle = inside ? to_accumulate(x_j[index]) : 0.0f;
+      const float value = inside ? to_accumulate(score[index]) : 0.0f;
+      if constexpr (!centred) shared.particles[j][k] = particle;
+      shared.values[j][k] =
+          centred && inside ? fmaf(-repulsion, particle - mean, value) : value;
+    }
   }
 }
 
@@ -208,48 +239,53 @@ __device__ inline void add_centred(const DirectShared& shared,
   }
 }
 
-// x_i of a thread's patch, loaded for each tile: kept, it would cost a second block its registers.
-template <typename scalar>
+// x_i of `rows` rows of a thread's patch, loaded for each tile: kept, it would cost a second block
+// its registers.
+template <typename scalar, int rows>
 __device__ inline void load_patch(const SvgdParticles& particles, int64_t first_i, int64_t first_d,
-                                  float (&x)[kRows][kColumns]) {
+                                  float (&x)[rows][kColumns]) {
 #pragma unroll
-  for (int a = 0; a < kRows; ++a) {
+  for (int a = 0; a < rows; ++a) {
 #pragma unroll
     for (int b = 0; b < kColumns; ++b) {
-      const bool inside = first_i + a < particles.count && first_d + b < particles.dim;
-      x[a][b] = inside
-                    ? to_accumulate(static_cast<const scalar*>(
-                          particles.data)[(first_i + a) * particles.stride + first_d + b])
-                    : 0.0f;
+      const int64_t row = first_i + a < particles.count ? first_i + a : particles.count - 1;
+      const int64_t column = first_d + b < particles.dim ? first_d + b : particles.dim - 1;
+      x[a][b] = to_accumulate(
+          static_cast<const scalar*>(particles.data)[row * particles.stride + column]);
     }
   }
 }
 
-template <int chunk, SteinKernel kernel>
-__device__ inline void add_differences(const DirectShared& shared, float repulsion,
-                                       const float (&x)[kRows][kColumns],
+// Rows [part, part + 4) of the patch: all eight at once would spill.
+template <typename scalar, int chunk, DirectForm form>
+__device__ inline void add_differences(const DirectShared& shared, const SvgdParticles& particles,
+                                       int64_t first_i, int64_t first_d, float repulsion, int part,
                                        float (&sums)[kRows][kColumns]) {
   const DirectResult<chunk> result;
-  float tile_sums[kRows][kColumns] = {};
+  float x[4][kColumns];
+  load_patch<scalar>(particles, first_i + result.i + part, first_d + result.d, x);
+  float tile_sums[4][kColumns] = {};
 #pragma unroll 2
   for (int j = result.group; j < kDirectSource; j += DirectResult<chunk>::groups) {
+    const auto k = load<4>(&shared.weights[j][result.i + part]);
     const auto score = load<kColumns>(&shared.values[j][result.d]);
     const auto x_j = load<kColumns>(&shared.particles[j][result.d]);
 #pragma unroll
-    for (int a = 0; a < kRows; ++a) {
-      const float k = shared.weights[j][result.i + a];
-      const float g = kernel == SteinKernel::rbf ? k * repulsion : k * k * k * repulsion;
+    for (int a = 0; a < 4; ++a) {
+      const float weight = k.value[a];
+      const float g = form == DirectForm::imq ? weight * weight * weight * repulsion
+                                              : weight * repulsion;
 #pragma unroll
       for (int b = 0; b < kColumns; ++b) {
-        tile_sums[a][b] = fmaf(k, score.value[b], tile_sums[a][b]);
+        tile_sums[a][b] = fmaf(weight, score.value[b], tile_sums[a][b]);
         tile_sums[a][b] = fmaf(g, x[a][b] - x_j.value[b], tile_sums[a][b]);
       }
     }
   }
 #pragma unroll
-  for (int a = 0; a < kRows; ++a) {
+  for (int a = 0; a < 4; ++a) {
 #pragma unroll
-    for (int b = 0; b < kColumns; ++b) sums[a][b] += tile_sums[a][b];
+    for (int b = 0; b < kColumns; ++b) sums[part + a][b] += tile_sums[a][b];
   }
 }
 
@@ -299,20 +335,29 @@ __device__ inline void reduce_groups(DirectShared& shared, float (&sums)[kRows][
   }
 }
 
+// Of products and differences, which are both launched for rbf without a state, one has to run.
+// With a state the differences alone are launched: what needs them is what may_centre refuses.
+template <DirectForm form>
+__device__ inline bool direct_is_idle(const DirectTask& task) {
+  if (task.state != nullptr) return task.state->direct == 0;
+  if (form == DirectForm::imq) return false;
+  const float max_norm = task.scale[1] / task.scale[0] / task.scale[0];
+  return may_centre(max_norm, bandwidth_value(task.update)) != (form == DirectForm::products);
+}
+
 // gridDim: tiles of particles i times chunks of dimensions; splits of particles j.
-template <typename scalar, int chunk, SteinKernel kernel>
+template <typename scalar, int chunk, DirectForm form>
 __global__ void __launch_bounds__(kDirectThreads, 2)
     svgd_direct(const __grid_constant__ DirectTask task) {
   extern __shared__ char memory[];
   auto& shared = *reinterpret_cast<DirectShared*>(memory);
-  if (task.state != nullptr && task.state->direct == 0) return;
+  if (direct_is_idle<form>(task)) return;
   const SvgdUpdate& update = task.update;
   const SvgdParticles& particles = update.particles;
   const float bandwidth = bandwidth_value(update);
-  const KernelScale<float> scale(kernel, bandwidth, static_cast<float>(update.repulsion));
-  const bool centred =
-      kernel == SteinKernel::rbf &&
-      may_centre(task.scale[1] / task.scale[0] / task.scale[0], bandwidth);
+  const KernelScale<float> scale(
+      form == DirectForm::imq ? SteinKernel::imq : SteinKernel::rbf, bandwidth,
+      static_cast<float>(update.repulsion));
   const auto tiles_i = static_cast<unsigned>((particles.count + kDirectTile - 1) / kDirectTile);
   const int64_t first_i = int64_t{blockIdx.x % tiles_i} * kDirectTile;
   const int64_t first_d = int64_t{blockIdx.x / tiles_i} * chunk;
@@ -326,21 +371,23 @@ __global__ void __launch_bounds__(kDirectThreads, 2)
   for (int64_t first_j = begin; first_j < end; first_j += kDirectSource) {
     float distances[kRows][kColumns];
     direct_distances<scalar>(particles, first_i, first_j, first_j == begin, shared, distances);
-    direct_weights<kernel>(distances, scale, particles.count - first_j, shared, row_sums);
+    direct_weights<form>(distances, scale, particles.count - first_j, shared, row_sums);
     __syncthreads();  // the coordinates give their place to the values
-    load_values<scalar, chunk>(task, first_j, first_d, centred, scale.repulsion, shared);
+    load_values<scalar, chunk, form>(task, first_j, first_d, scale.repulsion, shared);
     __syncthreads();
-    if (centred) {
+    if constexpr (form == DirectForm::products) {
       add_centred<chunk>(shared, sums);
     } else {
-      float x[kRows][kColumns];
-      load_patch<scalar>(particles, first_i + result.i, first_d + result.d, x);
-      add_differences<chunk, kernel>(shared, scale.repulsion, x, sums);
+#pragma unroll
+      for (int part = 0; part < kRows; part += 4) {
+        add_differences<scalar, chunk, form>(shared, particles, first_i, first_d, scale.repulsion,
+                                             part, sums);
+      }
     }
     __syncthreads();
   }
 
-  reduce_row_sums(row_sums, shared);
+  if constexpr (form == DirectForm::products) reduce_row_sums(row_sums, shared);
   if constexpr (DirectResult<chunk>::groups > 1) reduce_groups<chunk>(shared, sums);
   if (result.group != 0) return;
   float x[kRows][kColumns];
@@ -353,7 +400,7 @@ __global__ void __launch_bounds__(kDirectThreads, 2)
       const int64_t column = first_d + result.d + b;
       if (row >= particles.count || column >= particles.dim) continue;
       float sum = sums[a][b];
-      if (centred) {
+      if constexpr (form == DirectForm::products) {
         sum += scale.repulsion * (x[a][b] - task.mean[column]) * shared.i[0][result.i + a];
       }
       if (task.splits == 1) {

@@ -118,11 +118,11 @@ cudaError_t launch_tensor(const StreamTask& task, Precision precision, cudaStrea
   return cudaGetLastError();
 }
 
-template <typename scalar, int chunk, SteinKernel kernel_name>
+template <typename scalar, int chunk, DirectForm form>
 cudaError_t launch_chunk(const DirectTask& task, cudaStream_t stream) {
   const SvgdParticles& particles = task.update.particles;
   constexpr int bytes = sizeof(DirectShared);
-  const auto kernel = svgd_direct<scalar, chunk, kernel_name>;
+  const auto kernel = svgd_direct<scalar, chunk, form>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
@@ -133,12 +133,25 @@ cudaError_t launch_chunk(const DirectTask& task, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-template <typename scalar, SteinKernel kernel>
+template <typename scalar, DirectForm form>
+cudaError_t launch_form(const DirectTask& task, int chunk, cudaStream_t stream) {
+  if (chunk == 4) return launch_chunk<scalar, 4, form>(task, stream);
+  if (chunk == 16) return launch_chunk<scalar, 16, form>(task, stream);
+  if (chunk == 32) return launch_chunk<scalar, 32, form>(task, stream);
+  return launch_chunk<scalar, 64, form>(task, stream);
+}
+
+template <typename scalar>
 cudaError_t launch_direct(const DirectTask& task, int chunk, cudaStream_t stream) {
-  const cudaError_t error = chunk == 4    ? launch_chunk<scalar, 4, kernel>(task, stream)
-                            : chunk == 16 ? launch_chunk<scalar, 16, kernel>(task, stream)
-                            : chunk == 32 ? launch_chunk<scalar, 32, kernel>(task, stream)
-                                          : launch_chunk<scalar, 64, kernel>(task, stream);
+  cudaError_t error = cudaSuccess;
+  if (task.update.kernel == SteinKernel::imq) {
+    error = launch_form<scalar, DirectForm::imq>(task, chunk, stream);
+  } else {
+    error = launch_form<scalar, DirectForm::differences>(task, chunk, stream);
+    if (error == cudaSuccess && task.state == nullptr) {
+      error = launch_form<scalar, DirectForm::products>(task, chunk, stream);
+    }
+  }
   if (error != cudaSuccess || task.splits == 1) return error;
   const int64_t size = task.update.particles.count * task.update.particles.dim;
   const auto blocks =
@@ -148,15 +161,20 @@ cudaError_t launch_direct(const DirectTask& task, int chunk, cudaStream_t stream
 }
 
 // Splits of `tiles` that fill `places` with `blocks` blocks a split in as few waves as possible:
-// at most 8, for the memory of their sums, and each of 4 tiles or more, for their start.
+// at most 8, for the memory of their sums, and each of 4 tiles or more, for their start. A split's
+// sum in float32 loses digits with its length, hence 128 tiles at most while the 8 last.
 int choose_splits(int64_t tiles, int64_t blocks, int64_t places) {
-  int best = 1;
+  constexpr int64_t most = 8;
+  const int least = static_cast<int>(std::min(ceil_div(tiles, 128), most));
+  int best = least;
   double best_time = 0;
-  for (int splits = 1; splits <= 8 && (splits == 1 || ceil_div(tiles, splits) >= 4); ++splits) {
+  for (int splits = least; splits <= most; ++splits) {
+    const int64_t tiles_per_split = ceil_div(tiles, splits);
+    if (splits > least && tiles_per_split < 4) break;
     // A block costs its tiles and about one more.
     const double time = static_cast<double>(ceil_div(blocks * splits, places)) *
-                        static_cast<double>(ceil_div(tiles, splits) + 1);
-    if (splits == 1 || time < 0.97 * best_time) {
+                        static_cast<double>(tiles_per_split + 1);
+    if (splits == least || time < 0.97 * best_time) {
       best = splits;
       best_time = time;
     }
@@ -228,9 +246,7 @@ cudaError_t launch_svgd_stream(const SvgdUpdate& update, const SplitParticles& s
       const cudaError_t error = launch_tensor<scalar>(task, precision, stream);
       if (error != cudaSuccess) return error;
     }
-    return update.kernel == SteinKernel::rbf
-               ? launch_direct<scalar, SteinKernel::rbf>(direct, policy.direct_chunk, stream)
-               : launch_direct<scalar, SteinKernel::imq>(direct, policy.direct_chunk, stream);
+    return launch_direct<scalar>(direct, policy.direct_chunk, stream);
   });
 }
 
