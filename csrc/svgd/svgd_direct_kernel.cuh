@@ -73,13 +73,13 @@ __device__ inline void load_direct(const SvgdParticles& particles, int64_t first
   const int k = threadIdx.x % kDirectDepth;
   if (k >= left) return;
   const auto* data = static_cast<const scalar*>(particles.data) + d + k;
-  const int64_t last = particles.count - 1 - first;
+  const auto last = static_cast<int>(min(particles.count - 1 - first, int64_t{rows}));
+  data += first * particles.stride;
   for (int begin = threadIdx.x / kDirectDepth; begin < rows; begin += step * batch) {
     scalar value[batch];
 #pragma unroll
     for (int index = 0; index < batch; ++index) {
-      const int64_t row = begin + index * step;
-      value[index] = data[(first + (row < last ? row : last)) * particles.stride];
+      value[index] = data[min(begin + index * step, last) * particles.stride];
     }
 #pragma unroll
     for (int index = 0; index < batch; ++index) {
@@ -142,6 +142,8 @@ __device__ inline void direct_weights(const float (&distances)[kRows][kColumns],
                                       const KernelScale<float>& scale, int64_t left,
                                       DirectShared& shared, float (&row_sums)[kRows]) {
   const DirectPatch patch;
+  constexpr float log2_e = 1.44269504f;
+  const float slope = -log2_e * scale.half_inverse;
   float tile_sums[kRows] = {};
 #pragma unroll
   for (int b = 0; b < kColumns; ++b) {
@@ -151,8 +153,10 @@ __device__ inline void direct_weights(const float (&distances)[kRows][kColumns],
       Vector<float, 4> k;
 #pragma unroll
       for (int a = 0; a < 4; ++a) {
-        const float u = distances[quad + a][b] * scale.half_inverse;
-        const float weight = form == DirectForm::imq ? 1.0f / sqrtf(1.0f + u) : expf(-u);
+        const float distance = distances[quad + a][b];
+        const float weight = form == DirectForm::imq
+                                 ? 1.0f / sqrtf(1.0f + distance * scale.half_inverse)
+                                 : exp2_approximate(distance * slope);
         k.value[a] = inside ? weight : 0.0f;
         tile_sums[quad + a] += k.value[a];
       }
@@ -175,18 +179,19 @@ __device__ inline void load_values(const DirectTask& task, int64_t first, int64_
   constexpr int each = kDirectSource / step > 0 ? kDirectSource / step : 1;
   constexpr int batch = each < 8 ? each : 8;  // rows in flight
   const int k = threadIdx.x % chunk;
-  const int64_t last = particles.count - 1 - first;
+  const auto last = static_cast<int>(min(particles.count - 1 - first, int64_t{kDirectSource}));
   const bool column_inside = d + k < particles.dim;
   const int64_t column = column_inside ? d + k : particles.dim - 1;
+  x += first * particles.stride + column;
+  s += first * task.update.score_stride + column;
   const float mean = centred ? task.mean[column] : 0.0f;
   for (int begin = threadIdx.x / chunk; begin < kDirectSource; begin += step * batch) {
     scalar x_j[batch], score[batch];
 #pragma unroll
     for (int index = 0; index < batch; ++index) {
-      const int64_t j = begin + index * step;
-      const int64_t row = first + (j < last ? j : last);
-      x_j[index] = x[row * particles.stride + column];
-      score[index] = s[row * task.update.score_stride + column];
+      const int row = min(begin + index * step, last);
+      x_j[index] = x[row * particles.stride];
+      score[index] = s[row * task.update.score_stride];
     }
 #pragma unroll
     for (int index = 0; index < batch; ++index) {
@@ -196,8 +201,7 @@ __device__ inline void load_values(const DirectTask& task, int64_t first, int64_
       const float particle = inside ? to_accumulate(x_j[index]) : 0.0f;
       const float value = inside ? to_accumulate(score[index]) : 0.0f;
       if constexpr (!centred) shared.particles[j][k] = particle;
-      shared.values[j][k] =
-          centred && inside ? fmaf(-repulsion, particle - mean, value) : value;
+      shared.values[j][k] = centred && inside ? fmaf(-repulsion, particle - mean, value) : value;
     }
   }
 }
@@ -214,8 +218,7 @@ struct DirectResult {
 };
 
 template <int chunk>
-__device__ inline void add_centred(const DirectShared& shared,
-                                   float (&sums)[kRows][kColumns]) {
+__device__ inline void add_centred(const DirectShared& shared, float (&sums)[kRows][kColumns]) {
   const DirectResult<chunk> result;
   float tile_sums[kRows][kColumns] = {};
 #pragma unroll 4
@@ -227,8 +230,8 @@ __device__ inline void add_centred(const DirectShared& shared,
     for (int a = 0; a < kRows; ++a) {
 #pragma unroll
       for (int b = 0; b < kColumns; ++b) {
-        tile_sums[a][b] = fmaf(a < 4 ? low.value[a % 4] : high.value[a % 4], values.value[b],
-                               tile_sums[a][b]);
+        tile_sums[a][b] =
+            fmaf(a < 4 ? low.value[a % 4] : high.value[a % 4], values.value[b], tile_sums[a][b]);
       }
     }
   }
@@ -273,8 +276,8 @@ __device__ inline void add_differences(const DirectShared& shared, const SvgdPar
 #pragma unroll
     for (int a = 0; a < 4; ++a) {
       const float weight = k.value[a];
-      const float g = form == DirectForm::imq ? weight * weight * weight * repulsion
-                                              : weight * repulsion;
+      const float g =
+          form == DirectForm::imq ? weight * weight * weight * repulsion : weight * repulsion;
 #pragma unroll
       for (int b = 0; b < kColumns; ++b) {
         tile_sums[a][b] = fmaf(weight, score.value[b], tile_sums[a][b]);
@@ -355,9 +358,8 @@ __global__ void __launch_bounds__(kDirectThreads, 2)
   const SvgdUpdate& update = task.update;
   const SvgdParticles& particles = update.particles;
   const float bandwidth = bandwidth_value(update);
-  const KernelScale<float> scale(
-      form == DirectForm::imq ? SteinKernel::imq : SteinKernel::rbf, bandwidth,
-      static_cast<float>(update.repulsion));
+  const KernelScale<float> scale(form == DirectForm::imq ? SteinKernel::imq : SteinKernel::rbf,
+                                 bandwidth, static_cast<float>(update.repulsion));
   const auto tiles_i = static_cast<unsigned>((particles.count + kDirectTile - 1) / kDirectTile);
   const int64_t first_i = int64_t{blockIdx.x % tiles_i} * kDirectTile;
   const int64_t first_d = int64_t{blockIdx.x / tiles_i} * chunk;

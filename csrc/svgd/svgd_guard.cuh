@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Decides on the device which form of the update a data set needs.
 //
-// The tensor cores form d2 = |x_i|^2 + |x_j|^2 - 2 x_i x_j around the mean m, with an error of about
-// 2^-21 |x_i - m|^2 where K_ij is not small (then |x_i - m| and |x_j - m| are alike). K_ij is off by
-// that over 2h, relatively, and phi_i by as much of the share that the other particles have in it.
-// A row's sum of K tells that share: in a heavy tail it is nothing, in a tight cluster far from the
-// mean it is all, and there the update is computed again from direct differences.
+// The tensor cores form d2 = |x_i|^2 + |x_j|^2 - 2 x_i x_j around the mean m, with an error of
+// about 2^-21 |x_i - m|^2 where K_ij is not small (then |x_i - m| and |x_j - m| are alike). K_ij is
+// off by that over 2h, relatively, and phi_i by as much of the share that the other particles have
+// in it. A row's sum of K tells that share: in a heavy tail it is nothing, in a tight cluster far
+// from the mean it is all, and there the update is computed again from direct differences.
 
 #pragma once
 
@@ -29,8 +29,8 @@ __device__ inline bool needs_direct(float half_norm, float weights) {
   return !(kDistanceError * half_norm * weights <= kMaxWeightError * (1.0f + weights));
 }
 
-// Whether sum_j K_ij (s_j + c (x_i - x_j)) may be formed in float32 as sum_j K_ij (s_j - c (x_j - m))
-// and c (x_i - m) sum_j K_ij, which cancels where |x - m| is large beside sqrt(h).
+// Whether sum_j K_ij (s_j + c (x_i - x_j)) may be formed in float32 as sum_j K_ij (s_j - c (x_j -
+// m)) and c (x_i - m) sum_j K_ij, which cancels where |x - m| is large beside sqrt(h).
 constexpr float kMaxCentredRatio = 64;
 __device__ inline bool may_centre(float max_squared_norm, float bandwidth) {
   return max_squared_norm <= kMaxCentredRatio * bandwidth;

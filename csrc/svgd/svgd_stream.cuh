@@ -36,13 +36,13 @@ struct StreamTask {
   SvgdUpdate update;
   SplitParticles split;
   StreamState* state;
-  float* maxima;    // of |V|, one a block of svgd_stream_maximum
+  float* maxima;  // of |V|, one a block of svgd_stream_maximum
   int maximum_blocks;
-  float* bias;      // (padded_count): -|x_i - m|^2 / (2h) * log2(e), minus infinity past the end
-  __half* slots;    // (padded_count / 64, 2 * chunks, slot)
-  float* sums;      // (splits, padded_count, padded_dim): scaled sums of K_ij V_j over j != i
-  float* weights;   // (splits, padded_count): scaled sums of K_ij over j != i
-  int tiles;        // of 64 particles
+  float* bias;     // (padded_count): -|x_i - m|^2 / (2h) * log2(e), minus infinity past the end
+  __half* slots;   // (padded_count / 64, 2 * chunks, slot)
+  float* sums;     // (splits, padded_count, padded_dim): scaled sums of K_ij V_j over j != i
+  float* weights;  // (splits, padded_count): scaled sums of K_ij over j != i
+  int tiles;       // of 64 particles
   int tiles_per_split;
   int splits;
 };
@@ -50,6 +50,13 @@ struct StreamTask {
 __device__ inline float bandwidth_value(const SvgdUpdate& update) {
   return update.bandwidth != nullptr ? *static_cast<const float*>(update.bandwidth)
                                      : static_cast<float>(update.bandwidth_number);
+}
+
+// 2^x to two units in the last place in one instruction, zero below 2^-126.
+__device__ inline float exp2_approximate(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
 }
 
 // The result of one element from phi times N.

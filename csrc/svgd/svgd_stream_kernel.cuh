@@ -107,12 +107,6 @@ struct Stream {
   }
 };
 
-__device__ inline float exp2_approximate(float x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
-
 // K of a tile from its products, as the two operands of the next product.
 struct StreamWeights {
   uint32_t high[kStreamTile / 4];
@@ -151,8 +145,8 @@ struct StreamWeights {
   }
 };
 
-// products = y_i y_j over all dimensions. Returns the tile's last slot of coordinates, which has its
-// bias too and is not released.
+// products = y_i y_j over all dimensions. Returns the tile's last slot of coordinates, which has
+// its bias too and is not released.
 template <int dim>
 __device__ inline int multiply_coordinates(
     Stream<dim>& stream,
@@ -250,8 +244,8 @@ __global__ void __launch_bounds__(StreamShape<dim>::threads, 1)
   }
   __syncwarp();
   const int lane = threadIdx.x % kWarpSize;
-  const int64_t row = int64_t{query_tile} * kStreamTile +
-                      threadIdx.x % kWarpgroupSize / kWarpSize * 16 + lane / 4;
+  const int64_t row =
+      int64_t{query_tile} * kStreamTile + threadIdx.x % kWarpgroupSize / kWarpSize * 16 + lane / 4;
   const float bias_i[2] = {task.bias[row] + kWeightExponent, task.bias[row + 8] + kWeightExponent};
   const float slope = task.state->slope;
   barrier_wait(&shared.query_full, 0);
@@ -262,13 +256,11 @@ __global__ void __launch_bounds__(StreamShape<dim>::threads, 1)
     float products[32];
     const int slot = multiply_coordinates<dim>(stream, shared.query[group], products);
     StreamWeights weights;
-    weights.form(products, slope, bias_i, shared.bias[slot], tile == query_tile,
-                 weight_sums);
+    weights.form(products, slope, bias_i, shared.bias[slot], tile == query_tile, weight_sums);
     stream.release();
 #pragma unroll
     for (int chunk = 0; chunk < Shape::chunks; ++chunk) {
-      multiply_values<Shape::width, three_terms>(weights, shared.ring[stream.take()],
-                                                 sums[chunk]);
+      multiply_values<Shape::width, three_terms>(weights, shared.ring[stream.take()], sums[chunk]);
       stream.release();
     }
   }

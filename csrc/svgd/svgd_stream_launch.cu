@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "svgd/svgd_stream_launch.h"
-
 #include <algorithm>
 #include <type_traits>
 
 #include "svgd/svgd_direct_kernel.cuh"
 #include "svgd/svgd_stream_kernel.cuh"
+#include "svgd/svgd_stream_launch.h"
 #include "svgd/svgd_value_kernel.cuh"
 
 namespace fused_ops {
@@ -76,9 +75,8 @@ StreamTask make_stream_task(const SvgdUpdate& update, const SplitParticles& spli
   task.tiles = static_cast<int>(split.padded_count / kStreamTile);
   task.tiles_per_split = policy.tiles_per_split;
   task.splits = policy.splits;
-  task.maximum_blocks = static_cast<int>(
-      std::min<int64_t>(ceil_div(update.particles.count * split.padded_dim, 4 * kStreamThreads),
-                        kMaxMaximumBlocks));
+  task.maximum_blocks = static_cast<int>(std::min<int64_t>(
+      ceil_div(update.particles.count * split.padded_dim, 4 * kStreamThreads), kMaxMaximumBlocks));
   task.maxima = scratch.take<float>(kMaxMaximumBlocks);
   task.bias = scratch.take<float>(split.padded_count);
   task.slots = scratch.take<__half>(split.padded_count * split.padded_dim * 4);
@@ -219,10 +217,9 @@ int64_t svgd_stream_bytes(const SvgdUpdate& update, const SplitParticles& split,
   const int64_t before = scratch.next - static_cast<char*>(nullptr);
   const int64_t sums =
       policy.tensor_cores ? policy.splits * split.padded_count * split.padded_dim : 0;
-  const int64_t partial = policy.direct_splits > 1 ? policy.direct_splits *
-                                                         update.particles.count *
-                                                         update.particles.dim
-                                                   : 0;
+  const int64_t partial = policy.direct_splits > 1
+                              ? policy.direct_splits * update.particles.count * update.particles.dim
+                              : 0;
   return before + std::max(sums, partial) * static_cast<int64_t>(sizeof(float));
 }
 

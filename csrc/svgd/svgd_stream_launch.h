@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The CUDA launcher of the SVGD update of many particles, bandwidth known: on tensor cores where the
-// device, the precision and the data allow it, else from direct differences.
+// The CUDA launcher of the SVGD update of many particles, bandwidth known: on tensor cores where
+// the device, the precision and the data allow it, else from direct differences.
 
 #pragma once
 

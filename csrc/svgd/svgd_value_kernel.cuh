@@ -35,8 +35,8 @@ __device__ inline float repulsion_over_bandwidth(const SvgdUpdate& update) {
 template <typename scalar>
 __device__ inline float value_at(const StreamTask& task, float repulsion, int64_t row, int column) {
   const SvgdUpdate& update = task.update;
-  const float x = to_accumulate(static_cast<const scalar*>(
-      update.particles.data)[row * update.particles.stride + column]);
+  const float x = to_accumulate(
+      static_cast<const scalar*>(update.particles.data)[row * update.particles.stride + column]);
   const float score =
       to_accumulate(static_cast<const scalar*>(update.score)[row * update.score_stride + column]);
   return fmaf(-repulsion, x - task.split.mean[column], score);
@@ -94,8 +94,8 @@ __device__ inline void fill_coordinates(const StreamTask& task, int tile, int ch
   constexpr int row_bytes = width * sizeof(__half);
   constexpr int units = row_bytes / 16;
   const int chunks = task.split.padded_dim / width;
-  char* slot = reinterpret_cast<char*>(
-      task.slots + (int64_t{tile} * 2 * chunks + chunk) * stream_slot_size(width));
+  char* slot = reinterpret_cast<char*>(task.slots + (int64_t{tile} * 2 * chunks + chunk) *
+                                                        stream_slot_size(width));
   for (int index = threadIdx.x; index < 2 * kStreamTile * units; index += kStreamThreads) {
     const int part = index / (kStreamTile * units);
     const int row = index / units % kStreamTile;
@@ -138,8 +138,8 @@ __device__ inline void fill_values(const StreamTask& task, const StreamState& st
     *reinterpret_cast<Vector<__half, together>*>(image + width * row_bytes + offset) = low;
   }
   __syncthreads();
-  auto* slot = reinterpret_cast<uint4*>(
-      task.slots + (int64_t{tile} * 2 * chunks + chunks + chunk) * stream_slot_size(width));
+  auto* slot = reinterpret_cast<uint4*>(task.slots + (int64_t{tile} * 2 * chunks + chunks + chunk) *
+                                                         stream_slot_size(width));
   for (int index = threadIdx.x; index < stream_slot_size(width) / 8; index += kStreamThreads) {
     slot[index] = reinterpret_cast<const uint4*>(image)[index];
   }
@@ -160,9 +160,8 @@ __global__ void __launch_bounds__(kStreamThreads)
   fill_values<scalar, width>(task, state, tile, chunk, reinterpret_cast<char*>(image));
   if (chunk == 0 && threadIdx.x < kStreamTile) {
     const int64_t row = int64_t{tile} * kStreamTile + threadIdx.x;
-    task.bias[row] = row < task.update.particles.count
-                         ? -0.5f * state.slope * task.split.norms[row]
-                         : -INFINITY;
+    task.bias[row] =
+        row < task.update.particles.count ? -0.5f * state.slope * task.split.norms[row] : -INFINITY;
   }
 }
 
@@ -173,8 +172,7 @@ __global__ void __launch_bounds__(kStreamThreads)
   const StreamState& state = *task.state;
   const SvgdUpdate& update = task.update;
   const SvgdParticles& particles = update.particles;
-  const int64_t row =
-      int64_t{blockIdx.x} * (kStreamThreads / kWarpSize) + threadIdx.x / kWarpSize;
+  const int64_t row = int64_t{blockIdx.x} * (kStreamThreads / kWarpSize) + threadIdx.x / kWarpSize;
   const int lane = threadIdx.x % kWarpSize;
   // Other blocks of this launch may set the flag; either way the direct kernel writes all.
   if (row >= particles.count || state.direct != 0) return;
@@ -193,8 +191,8 @@ __global__ void __launch_bounds__(kStreamThreads)
     for (int split = 0; split < task.splits; ++split) {
       sum += task.sums[(split * padded_count + row) * task.split.padded_dim + column];
     }
-    const float x = to_accumulate(
-        static_cast<const scalar*>(particles.data)[row * particles.stride + column]);
+    const float x =
+        to_accumulate(static_cast<const scalar*>(particles.data)[row * particles.stride + column]);
     const float score =
         to_accumulate(static_cast<const scalar*>(update.score)[row * update.score_stride + column]);
     const float repelled = repulsion * (x - task.split.mean[column]) * weights;

@@ -49,10 +49,12 @@ __device__ inline uint64_t at_depth(uint64_t descriptor, int step) {
 __device__ inline void mma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 // Closes a group of the instructions issued since the last one.
-__device__ inline void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ inline void mma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
 
-// Waits until all but the last `pending` groups are done: with 0 their accumulators may be read, and
-// the shared memory that finished groups read may be written again.
+// Waits until all but the last `pending` groups are done: with 0 their accumulators may be read,
+// and the shared memory that finished groups read may be written again.
 template <int pending>
 __device__ inline void mma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
@@ -135,10 +137,10 @@ __device__ inline void barrier_arrive(uint64_t* barrier) {
 
 // Arrives, and makes the barrier wait for `bytes` of copies too.
 __device__ inline void barrier_expect(uint64_t* barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                   shared_address(barrier)),
-               "r"(bytes)
-               : "memory");
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
 }
 
 // Waits for the end of the phase of this parity, 0 for the first.
