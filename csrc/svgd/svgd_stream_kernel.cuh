@@ -95,6 +95,7 @@ struct Stream {
 
   // Gives up the oldest slot; the warpgroup must be done with it.
   __device__ void release() {
+    __syncwarp();  // all lanes have read the bias before one of them says so
     if (threadIdx.x % kWarpSize == 0) barrier_arrive(&shared.empty[tail]);
     const int freed = released - Shape::lag;
     if (threadIdx.x == 0 && freed >= 0 && freed + Shape::slots < total) {
