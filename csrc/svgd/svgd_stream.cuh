@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What the kernels of the streamed update share: the shape of their tiles and their task.
+//
+// A slot is one 64 x width matrix of halves, high parts then low parts, as the kernel wants it in
+// shared memory. A tile of 64 particles j has `chunks` slots of coordinates y = (x - m) * scale,
+// (64 particles, width dimensions) each, then as many of values, (width dimensions, 64 particles).
+// So a block reads its tiles as one linear stream of slots.
+
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include "common/device/reduce.cuh"
+#include "common/device/vector.cuh"
+#include "svgd/svgd.h"
+#include "svgd/svgd_formula.h"
+#include "svgd/svgd_guard.cuh"
+#include "svgd/svgd_split.h"
+
+namespace fused_ops {
+
+constexpr int kStreamTile = 64;
+constexpr int kStreamThreads = 256;  // of the kernels around the streaming one
+constexpr int kMaxStreamDim = 256;
+
+constexpr int stream_width(int padded_dim) { return padded_dim < 64 ? padded_dim : 64; }
+constexpr int stream_slot_size(int width) { return 2 * kStreamTile * width; }
+
+// Powers of two that keep low parts of K and V above float16's smallest number: K is at most 2^14,
+// the largest value is brought to [2^13, 2^14).
+constexpr float kWeightExponent = 14;
+constexpr float kInverseWeightScale = 0x1p-14f;
+constexpr int kValueExponent = 13;
+
+struct StreamTask {
+  SvgdUpdate update;
+  SplitParticles split;
+  StreamState* state;
+  float* maxima;  // of |V|, one a block of svgd_stream_maximum
+  int maximum_blocks;
+  float* bias;     // (padded_count): -|x_i - m|^2 / (2h) * log2(e), minus infinity past the end
+  __half* slots;   // (padded_count / 64, 2 * chunks, slot)
+  float* sums;     // (splits, padded_count, padded_dim): scaled sums of K_ij V_j over j != i
+  float* weights;  // (splits, padded_count): scaled sums of K_ij over j != i
+  int tiles;       // of 64 particles
+  int tiles_per_split;
+  int splits;
+};
+
+__device__ inline float bandwidth_value(const SvgdUpdate& update) {
+  return update.bandwidth != nullptr ? *static_cast<const float*>(update.bandwidth)
+                                     : static_cast<float>(update.bandwidth_number);
+}
+
+// 2^x to two units in the last place in one instruction, zero below 2^-126.
+__device__ inline float exp2_approximate(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// The result of one element from phi times N.
+template <typename scalar>
+__device__ inline void store_result(const SvgdUpdate& update, int64_t row, int64_t column,
+                                    float sum) {
+  float value = sum / static_cast<float>(update.particles.count);
+  if (update.step) {
+    const auto* x = static_cast<const scalar*>(update.particles.data);
+    value = fmaf(static_cast<float>(update.step_size), value,
+                 to_accumulate(x[row * update.particles.stride + column]));
+  }
+  static_cast<scalar*>(update.result)[row * update.particles.dim + column] =
+      from_accumulate<scalar>(value);
+}
+
+}  // namespace fused_ops
