@@ -41,6 +41,7 @@ PYBIND11_MODULE(_C, module) {
 
   module.attr("DTYPES") = as_tuple(fused_ops::kScalarTypeNames);
   module.attr("STEIN_KERNELS") = as_tuple(fused_ops::kSteinKernels);
+  module.attr("PRECISIONS") = as_tuple(fused_ops::kPrecisions);
   module.attr("BANDWIDTH_RULES") = as_tuple(fused_ops::kBandwidthRules);
 
   module.attr("TRIPLET_NORMS") = as_tuple(fused_ops::kTripletNorms);

@@ -36,11 +36,13 @@ BandwidthRule bandwidth_rule(int64_t rule) {
 
 SvgdArguments::SvgdArguments(const Tensor& x, const Tensor& s,
                              const std::optional<Tensor>& bandwidth, double bandwidth_number,
-                             int64_t kernel, double repulsion, std::optional<double> step_size)
+                             int64_t kernel, double repulsion, std::optional<double> step_size,
+                             int64_t precision)
     : particles(svgd_rows(x)),
       score(checked_score(s, x)),
       result(new_tensor(x, {x.size(0), x.size(1)}, x.scalar_type())) {
   STD_TORCH_CHECK(kernel == 0 || kernel == 1, "kernel: expected 0 or 1, got ", kernel);
+  STD_TORCH_CHECK(precision >= 0 && precision <= 2, "precision: expected 0 to 2, got ", precision);
   update = {svgd_particles(particles),
             score.tensor.const_data_ptr(),
             score.stride,
@@ -48,6 +50,7 @@ SvgdArguments::SvgdArguments(const Tensor& x, const Tensor& s,
             bandwidth_number,
             static_cast<SteinKernel>(kernel),
             repulsion,
+            static_cast<Precision>(precision),
             step_size.has_value(),
             step_size.value_or(0),
             result.mutable_data_ptr()};

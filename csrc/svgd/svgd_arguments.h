@@ -21,7 +21,7 @@ BandwidthRule bandwidth_rule(int64_t rule);
 struct SvgdArguments {
   SvgdArguments(const Tensor& particles, const Tensor& score,
                 const std::optional<Tensor>& bandwidth, double bandwidth_number, int64_t kernel,
-                double repulsion, std::optional<double> step_size);
+                double repulsion, std::optional<double> step_size, int64_t precision);
 
   Rows particles, score;
   Tensor result;

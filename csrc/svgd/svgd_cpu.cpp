@@ -174,9 +174,9 @@ Tensor svgd_bandwidth(Tensor particles, int64_t rule) {
 
 Tensor svgd_update(Tensor particles, Tensor score, std::optional<Tensor> bandwidth, int64_t rule,
                    double bandwidth_number, int64_t kernel, double repulsion,
-                   std::optional<double> step_size) {
+                   std::optional<double> step_size, int64_t precision) {
   const SvgdArguments arguments(particles, score, bandwidth, bandwidth_number, kernel, repulsion,
-                                step_size);
+                                step_size, precision);
   const SvgdUpdate& update = arguments.update;
   with_svgd(update.particles, [&](auto& svgd, auto zero) {
     using T = decltype(zero);

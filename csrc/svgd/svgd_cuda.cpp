@@ -8,6 +8,8 @@
 #include "common/cuda_launch.h"
 #include "svgd/svgd_arguments.h"
 #include "svgd/svgd_launch.h"
+#include "svgd/svgd_split.h"
+#include "svgd/svgd_stream_launch.h"
 
 namespace fused_ops {
 namespace {
@@ -37,6 +39,14 @@ struct SvgdLaunches {
   }
 
   void update(const SvgdUpdate& update) {
+    if (policy.stream) {
+      SplitParticles split;
+      const Tensor halves = scratch(svgd_split_bytes(particles));
+      check_cuda(launch_svgd_split(particles, halves.mutable_data_ptr(), split, context.stream));
+      const Tensor sums = scratch(svgd_stream_bytes(update, split));
+      check_cuda(launch_svgd_stream(update, split, sums.mutable_data_ptr(), context.stream));
+      return;
+    }
     // Each chunk of dimensions would compute them again.
     if (!distances && policy.store_distances && particles.dim > policy.chunk) {
       distances = scratch(svgd_distances_bytes(particles));
@@ -66,9 +76,9 @@ Tensor svgd_bandwidth(Tensor particles, int64_t rule) {
 
 Tensor svgd_update(Tensor particles, Tensor score, std::optional<Tensor> bandwidth, int64_t rule,
                    double bandwidth_number, int64_t kernel, double repulsion,
-                   std::optional<double> step_size) {
+                   std::optional<double> step_size, int64_t precision) {
   SvgdArguments arguments(particles, score, bandwidth, bandwidth_number, kernel, repulsion,
-                          step_size);
+                          step_size, precision);
   SvgdLaunches launches(particles, arguments.update.particles);
   if (!bandwidth && rule >= 0) {
     bandwidth = launches.bandwidth(bandwidth_rule(rule));

@@ -30,9 +30,9 @@ void launch_update(const UpdateTask& task, const SvgdPolicy& policy, cudaStream_
 
 SvgdPolicy svgd_policy(const SvgdParticles& particles, int multiprocessors) {
   return particles.type == ScalarType::float64
-             ? choose_svgd_policy(particles.count, particles.dim, kMaxChunk<double>,
+             ? choose_svgd_policy(particles.count, particles.dim, false, kMaxChunk<double>,
                                   kSourceTile<double>, multiprocessors)
-             : choose_svgd_policy(particles.count, particles.dim, kMaxChunk<float>,
+             : choose_svgd_policy(particles.count, particles.dim, true, kMaxChunk<float>,
                                   kSourceTile<float>, multiprocessors);
 }
 

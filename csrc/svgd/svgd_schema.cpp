@@ -9,7 +9,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fused_ops, library) {
   // rule is -1. The result is phi, or particles + step_size * phi where step_size is given.
   library.def(
       "svgd_update(Tensor particles, Tensor score, Tensor? bandwidth, int rule, "
-      "float bandwidth_number, int kernel, float repulsion, float? step_size) -> Tensor");
+      "float bandwidth_number, int kernel, float repulsion, float? step_size, int precision=1) "
+      "-> Tensor");
   // The squared distances that svgd_bandwidth selects from, (N, N); for tests.
   library.def("svgd_distances(Tensor particles) -> Tensor");
 }

@@ -13,8 +13,6 @@
 
 namespace fused_ops {
 
-enum class Precision : int8_t { highest, high, medium };
-
 // How the kernels share the particles j among blocks.
 struct StreamPolicy {
   bool tensor_cores;
@@ -26,17 +24,16 @@ struct StreamPolicy {
 };
 
 // `padded_dim` as in SplitParticles; `capability` is 10 * major + minor.
-StreamPolicy choose_stream_policy(const SvgdUpdate& update, int padded_dim, Precision precision,
-                                  int multiprocessors, int capability);
+StreamPolicy choose_stream_policy(const SvgdUpdate& update, int padded_dim, int multiprocessors,
+                                  int capability);
 
 // Bytes of scratch on the current device; the memory must be 256-byte aligned.
-int64_t svgd_stream_bytes(const SvgdUpdate& update, const SplitParticles& split,
-                          Precision precision);
+int64_t svgd_stream_bytes(const SvgdUpdate& update, const SplitParticles& split);
 
 // Particles in float32, float16 or bfloat16, at least one particle and dimension. `split` is the
 // split of the same particles; without tensor cores only its mean and scale are read. The update's
 // score and result are as in svgd.h. Returns the first error of the launches.
-cudaError_t launch_svgd_stream(const SvgdUpdate& update, const SplitParticles& split,
-                               Precision precision, void* scratch, cudaStream_t stream);
+cudaError_t launch_svgd_stream(const SvgdUpdate& update, const SplitParticles& split, void* scratch,
+                               cudaStream_t stream);
 
 }  // namespace fused_ops

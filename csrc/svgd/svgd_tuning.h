@@ -18,6 +18,7 @@ struct CountPolicy {
 };
 
 struct SvgdPolicy {
+  bool stream;              // whether the update streams particles, split into halves
   bool store_distances;     // keep an (N, N) matrix rather than compute distances in each pass
   CountPolicy first_count;  // of the pass that may fill the matrix
   CountPolicy count;        // of the others
@@ -26,12 +27,14 @@ struct SvgdPolicy {
   int splits;               // how many blocks share the particles j
 };
 
-// `max_chunk` and `source_tile` are what the update's kernel has for the accumulation type.
-inline SvgdPolicy choose_svgd_policy(int64_t count, int64_t dim, int max_chunk, int source_tile,
-                                     int multiprocessors) {
+// `single` is whether the accumulation type is float32; `max_chunk` and `source_tile` are what the
+// update's kernel has for the accumulation type.
+inline SvgdPolicy choose_svgd_policy(int64_t count, int64_t dim, bool single, int max_chunk,
+                                     int source_tile, int multiprocessors) {
   const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   SvgdPolicy policy{};
   policy.store_distances = count <= kMaxStoredParticles;
+  policy.stream = count > kMaxStoredParticles && single;
 
   const auto count_policy = [&](int patch) {
     const int64_t edge = ceil_div(count, 16 * patch);

@@ -22,8 +22,8 @@ struct Maximum {
   __device__ void merge(const Maximum& other) { bits = other.bits > bits ? other.bits : bits; }
 };
 
-__device__ inline Maximum shuffle_down(const Maximum& maximum, int offset, int width) {
-  return {__shfl_down_sync(0xffffffffu, maximum.bits, offset, width)};
+__device__ inline Maximum shuffle_xor(const Maximum& maximum, int mask) {
+  return {__shfl_xor_sync(0xffffffffu, maximum.bits, mask)};
 }
 
 __device__ inline float repulsion_over_bandwidth(const SvgdUpdate& update) {

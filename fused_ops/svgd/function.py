@@ -20,7 +20,12 @@ from fused_ops.svgd import ops, reference
 
 RULES = ("median", "paper", "reference")
 KERNELS = ("rbf", "imq")
-assert native is None or (native.BANDWIDTH_RULES, native.STEIN_KERNELS) == (RULES, KERNELS)
+PRECISIONS = ("highest", "high", "medium")
+assert native is None or (RULES, KERNELS, PRECISIONS) == (
+    native.BANDWIDTH_RULES,
+    native.STEIN_KERNELS,
+    native.PRECISIONS,
+)
 
 
 def median_bandwidth(particles: torch.Tensor, rule: str = "median") -> torch.Tensor:
@@ -68,6 +73,7 @@ def svgd_phi(
     bandwidth: str | float | torch.Tensor = "median",
     kernel: str = "rbf",
     repulsion: float = 1.0,
+    precision: str = "high",
 ) -> torch.Tensor:
     r"""The update direction of Stein variational gradient descent, fused.
 
@@ -96,6 +102,12 @@ def svgd_phi(
             tensor on the particles' device, which is not read on the host. Default: "median"
         kernel: "rbf" or "imq". Default: "rbf"
         repulsion: factor of the repulsive term. Default: 1.0
+        precision: how float32 sums over more than 2048 particles are formed on CUDA, in the terms
+            of :func:`torch.set_float32_matmul_precision`. "highest" takes direct differences.
+            "high" uses tensor cores on compute capability 9.0, for "rbf" in 16 to 256 dimensions,
+            with an error of phi up to 2e-5 of its norm, and takes direct differences where the
+            data would make it more. "medium" does so with an error up to 1e-3. The median is exact
+            in all of them. Default: "high"
 
     Returns:
         (N, dim) in the particles' dtype.
@@ -103,13 +115,13 @@ def svgd_phi(
     Raises:
         TypeError: a tensor is not floating point, or particles and score differ in dtype.
         ValueError: particles and score differ in shape or device, or are no matrices; a bandwidth
-            that is no positive number or no known rule; an unknown kernel.
+            that is no positive number or no known rule; an unknown kernel or precision.
         FallbackError: the kernels do not take the call and ``set_fallback("error")`` is in force.
 
     Source: Liu & Wang, "Stein Variational Gradient Descent", NeurIPS 2016,
     https://arxiv.org/abs/1608.04471
     """
-    return _update("svgd_phi", particles, score, None, bandwidth, kernel, repulsion)
+    return _update("svgd_phi", particles, score, None, bandwidth, kernel, repulsion, precision)
 
 
 def svgd_step(
@@ -120,6 +132,7 @@ def svgd_step(
     bandwidth: str | float | torch.Tensor = "median",
     kernel: str = "rbf",
     repulsion: float = 1.0,
+    precision: str = "high",
 ) -> torch.Tensor:
     """One step of Stein variational gradient descent, ``particles + step_size * phi``, fused.
 
@@ -133,6 +146,7 @@ def svgd_step(
         bandwidth: as in `svgd_phi`. Default: "median"
         kernel: "rbf" or "imq". Default: "rbf"
         repulsion: factor of the repulsive term. Default: 1.0
+        precision: as in `svgd_phi`. Default: "high"
 
     Returns:
         The new particles, (N, dim) in the dtype of the old.
@@ -143,10 +157,15 @@ def svgd_step(
         FallbackError: as `svgd_phi`.
     """
     _check_number("step_size", step_size)
-    return _update("svgd_step", particles, score, float(step_size), bandwidth, kernel, repulsion)
+    step_size = float(step_size)
+    return _update(
+        "svgd_step", particles, score, step_size, bandwidth, kernel, repulsion, precision
+    )
 
 
-def _update(op, particles, score, step_size, bandwidth, kernel, repulsion) -> torch.Tensor:
+def _update(
+    op, particles, score, step_size, bandwidth, kernel, repulsion, precision
+) -> torch.Tensor:
     _check_matrix("particles", particles)
     if callable(score) and not isinstance(score, torch.Tensor):
         score = score(particles.detach())
@@ -155,6 +174,8 @@ def _update(op, particles, score, step_size, bandwidth, kernel, repulsion) -> to
     if kernel not in KERNELS:
         raise ValueError(f"kernel: expected one of {', '.join(KERNELS)}, got {kernel!r}")
     _check_number("repulsion", repulsion)
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision!r}")
     reasons = _reasons(particles, score, bandwidth)
     if reasons:
         check_fallback(op, reasons)
@@ -167,8 +188,9 @@ def _update(op, particles, score, step_size, bandwidth, kernel, repulsion) -> to
     else:
         number = float(bandwidth)
     return ops.update(
-        particles, score, tensor, rule, number, KERNELS.index(kernel), float(repulsion), step_size
-    )
+        particles, score, tensor, rule, number, KERNELS.index(kernel), float(repulsion), step_size,
+        PRECISIONS.index(precision),
+    )  # fmt: skip
 
 
 def _reasons(particles, score=None, bandwidth=None) -> list[str]:
@@ -261,12 +283,17 @@ def _dispatch(op: str, particles, score=None, bandwidth=None) -> Dispatch:
 
 
 @explains(svgd_phi)
-def _(particles, score, *, bandwidth="median", kernel="rbf", repulsion=1.0) -> Dispatch:
+def _(
+    particles, score, *, bandwidth="median", kernel="rbf", repulsion=1.0, precision="high"
+) -> Dispatch:
     return _dispatch("svgd_phi", particles, score, bandwidth)
 
 
 @explains(svgd_step)
-def _(particles, score, step_size, *, bandwidth="median", kernel="rbf", repulsion=1.0) -> Dispatch:
+def _(
+    particles, score, step_size, *, bandwidth="median", kernel="rbf", repulsion=1.0,
+    precision="high",
+) -> Dispatch:  # fmt: skip
     return _dispatch("svgd_step", particles, score, bandwidth)
 
 

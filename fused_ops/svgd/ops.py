@@ -11,7 +11,10 @@ if native is not None:
     bandwidth = torch.ops.fused_ops.svgd_bandwidth.default
 
     @torch.library.register_fake("fused_ops::svgd_update")
-    def _(particles, score, bandwidth, rule, bandwidth_number, kernel, repulsion, step_size):
+    def _(
+        particles, score, bandwidth, rule, bandwidth_number, kernel, repulsion, step_size,
+        precision=1,
+    ):  # fmt: skip
         return particles.new_empty(particles.shape)
 
     @torch.library.register_fake("fused_ops::svgd_bandwidth")
