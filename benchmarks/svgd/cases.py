@@ -9,7 +9,9 @@ import torch
 import fused_ops
 from benchmarks.case import Case
 
-CUDA_SHAPES = [(100, 2), (256, 64), (1024, 32), (2048, 64), (4096, 64), (65536, 32)]
+CUDA_SHAPES = [
+    (100, 2), (256, 64), (1024, 32), (2048, 64), (4096, 64), (8192, 128), (32768, 64), (65536, 32),
+]  # fmt: skip
 CPU_SHAPES = [(100, 2), (1024, 32), (4096, 64)]
 LARGEST_REFERENCE = 2**28  # N * N * dim that the (N, N, dim) tensors of the reference may have
 STEP_SIZE = 0.1
