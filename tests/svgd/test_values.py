@@ -145,8 +145,10 @@ def test_particle_out_of_reach_takes_no_part(device, count, dim, kernel):
     settings = {"bandwidth": 0.6 * dim, "kernel": kernel}
     phi = svgd_phi(particles[:-1], score[:-1], **settings)
     more = svgd_phi(particles, score, **settings)[:-1] * ((count + 1) / count)
-    # A few roundings of single terms, which the order of additions may change.
-    assert error_of_norm(more, phi.double()) <= 1e-6
+    # A few roundings of single terms, which the order of additions may change; from 2049 particles
+    # on what the default precision promises, of a mean that the one has moved.
+    most = 1e-6 if count < 2048 else TOLERANCES[torch.float32]
+    assert error_of_norm(more, phi.double()) <= most
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
