@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "common/memory_parts.h"
+#include "svgd/svgd_split.h"
 #include "svgd/svgd_split_kernel.cuh"
 
 namespace fused_ops {
@@ -9,19 +11,7 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Takes the parts of a block of memory one after another, each 256-byte aligned.
-struct Parts {
-  char* next;
-
-  template <typename T>
-  T* take(int64_t count) {
-    T* part = reinterpret_cast<T*>(next);
-    next += ceil_div(count * static_cast<int64_t>(sizeof(T)), 256) * 256;
-    return part;
-  }
-};
-
-SplitTask make_split_task(const SvgdParticles& particles, Parts& parts) {
+SplitTask make_split_task(const SvgdParticles& particles, MemoryParts& parts) {
   SplitTask task{};
   task.particles = particles;
   SplitParticles& split = task.split;
@@ -42,14 +32,14 @@ SplitTask make_split_task(const SvgdParticles& particles, Parts& parts) {
 }  // namespace
 
 int64_t svgd_split_bytes(const SvgdParticles& particles) {
-  Parts parts{nullptr};
+  MemoryParts parts(nullptr);
   make_split_task(particles, parts);
-  return parts.next - static_cast<char*>(nullptr);
+  return parts.bytes();
 }
 
 cudaError_t launch_svgd_split(const SvgdParticles& particles, void* memory, SplitParticles& split,
                               cudaStream_t stream) {
-  Parts parts{static_cast<char*>(memory)};
+  MemoryParts parts(memory);
   const SplitTask task = make_split_task(particles, parts);
   split = task.split;
   return dispatch_scalar(particles.type, [&](auto* pointer) {

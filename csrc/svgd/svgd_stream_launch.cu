@@ -3,6 +3,7 @@
 #include <string_view>
 #include <type_traits>
 
+#include "common/memory_parts.h"
 #include "svgd/svgd_direct_kernel.cuh"
 #include "svgd/svgd_stream_kernel.cuh"
 #include "svgd/svgd_stream_launch.h"
@@ -11,7 +12,6 @@
 namespace fused_ops {
 namespace {
 
-constexpr int64_t kAlignment = 256;
 constexpr int kMaxMaximumBlocks = 256;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -59,19 +59,8 @@ StreamPolicy current_policy(const SvgdUpdate& update, int padded_dim) {
   return choose_stream_policy(update, padded_dim, multiprocessors, 10 * major + minor);
 }
 
-// The parts of the scratch memory, as offsets where `memory` is null.
-struct Scratch {
-  char* next;
-  template <typename T>
-  T* take(int64_t size) {
-    T* part = reinterpret_cast<T*>(next);
-    next += ceil_div(size * static_cast<int64_t>(sizeof(T)), kAlignment) * kAlignment;
-    return part;
-  }
-};
-
 StreamTask make_stream_task(const SvgdUpdate& update, const SplitParticles& split,
-                            const StreamPolicy& policy, Scratch& scratch) {
+                            const StreamPolicy& policy, MemoryParts& scratch) {
   StreamTask task{};
   task.update = update;
   task.split = split;
@@ -221,9 +210,9 @@ StreamPolicy choose_stream_policy(const SvgdUpdate& update, int padded_dim, int 
 // result is written.
 int64_t svgd_stream_bytes(const SvgdUpdate& update, const SplitParticles& split) {
   const StreamPolicy policy = current_policy(update, split.padded_dim);
-  Scratch scratch{nullptr};
+  MemoryParts scratch(nullptr);
   make_stream_task(update, split, policy, scratch);
-  const int64_t before = scratch.next - static_cast<char*>(nullptr);
+  const int64_t before = scratch.bytes();
   const int64_t sums =
       policy.tensor_cores ? policy.splits * split.padded_count * split.padded_dim : 0;
   const int64_t partial = policy.direct_splits > 1
@@ -235,7 +224,7 @@ int64_t svgd_stream_bytes(const SvgdUpdate& update, const SplitParticles& split)
 cudaError_t launch_svgd_stream(const SvgdUpdate& update, const SplitParticles& split,
                                void* scratch_memory, cudaStream_t stream) {
   const StreamPolicy policy = current_policy(update, split.padded_dim);
-  Scratch scratch{static_cast<char*>(scratch_memory)};
+  MemoryParts scratch(scratch_memory);
   StreamTask task = make_stream_task(update, split, policy, scratch);
   auto* sums = scratch.take<float>(0);
   task.sums = sums;
