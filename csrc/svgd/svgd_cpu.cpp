@@ -47,11 +47,12 @@ class SvgdOnCpu {
     uint64_t key = 0;
     int64_t equal = 0;
     bool nan = false;
-    for (int digit = 0; digit < kCpuDigits<T>; ++digit) {
-      DigitCounts<T> counts;
+    const int bits = svgd_digit_bits(count);
+    for (int digit = 0; digit < svgd_digits<T>(bits); ++digit) {
+      DigitCounts counts(bits);
       std::mutex mutex;
       for_triangle([&](int64_t begin, int64_t end) {
-        DigitCounts<T> own;
+        DigitCounts own(bits);
         const auto count_range = [&](int64_t first, int64_t last) {
           svgd_count(particles_, digit, key, first, last, own, block_sums.data());
         };
@@ -60,7 +61,7 @@ class SvgdOnCpu {
         counts.merge(own);
       });
       const uint64_t bin = svgd_find_bin(counts, rank);
-      key = svgd_append_digit<T>(key, digit, bin);
+      key = svgd_append_digit<T>(key, bits, digit, bin);
       equal = counts.bins[bin];
       nan |= counts.nan;
     }
@@ -81,8 +82,11 @@ class SvgdOnCpu {
     const std::unique_ptr<T[]> score(new T[particles_.padded * particles_.dim]);
     svgd_transpose(update.particles.type, update.score, update.score_stride, particles_.count,
                    particles_.dim, score.get());
+    std::vector<T> mean(particles_.dim);
+    const bool centred = svgd_centre(update, particles_, bandwidth, score.get(), mean.data());
+    const SvgdCpuSource<T> source{score.get(), centred ? mean.data() : nullptr};
     for_row_blocks([&](int64_t begin, int64_t end) {
-      svgd_update_rows(update, particles_, score.get(), bandwidth, begin, end);
+      svgd_update_rows(update, particles_, source, bandwidth, begin, end);
     });
   }
 

@@ -56,6 +56,14 @@ FUSED_OPS_HOST_DEVICE inline T bandwidth_of(BandwidthRule rule, int64_t count, d
   return bandwidth == T(0) ? std::numeric_limits<T>::denorm_min() : bandwidth;
 }
 
+// Whether sum_j K_ij (s_j + c (x_i - x_j)) may be formed as sum_j K_ij (s_j - c (x_j - m)) and
+// c (x_i - m) sum_j K_ij around the mean m, which cancels where |x - m| is large beside sqrt(h).
+constexpr float kMaxCentredRatio = 64;
+template <typename T>
+FUSED_OPS_HOST_DEVICE inline bool may_centre(T max_squared_norm, T bandwidth) {
+  return max_squared_norm <= T(kMaxCentredRatio) * bandwidth;
+}
+
 // What a kernel needs of h.
 template <typename T>
 struct KernelScale {

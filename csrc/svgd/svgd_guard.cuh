@@ -29,11 +29,4 @@ __device__ inline bool needs_direct(float half_norm, float weights) {
   return !(kDistanceError * half_norm * weights <= kMaxWeightError * (1.0f + weights));
 }
 
-// Whether sum_j K_ij (s_j + c (x_i - x_j)) may be formed in float32 as sum_j K_ij (s_j - c (x_j -
-// m)) and c (x_i - m) sum_j K_ij, which cancels where |x - m| is large beside sqrt(h).
-constexpr float kMaxCentredRatio = 64;
-__device__ inline bool may_centre(float max_squared_norm, float bandwidth) {
-  return max_squared_norm <= kMaxCentredRatio * bandwidth;
-}
-
 }  // namespace fused_ops

@@ -98,14 +98,15 @@ FUSED_OPS_CLONES double run_sum(const T* distances, int64_t count) {
   return sum;
 }
 
+// The bits below the sign are cut into digits from the top; the last one may be shorter.
 template <typename T>
-int digit_bits(int digit) {
-  return std::min(kCpuDigitBits, static_cast<int>(sizeof(T)) * 8 - 1 - kCpuDigitBits * digit);
+int digit_bits(int bits, int digit) {
+  return std::min(bits, static_cast<int>(sizeof(T)) * 8 - 1 - bits * digit);
 }
 
 template <typename T>
-int digit_shift(int digit) {
-  return std::max(0, static_cast<int>(sizeof(T)) * 8 - 1 - kCpuDigitBits * (digit + 1));
+int digit_shift(int bits, int digit) {
+  return std::max(0, static_cast<int>(sizeof(T)) * 8 - 1 - bits * (digit + 1));
 }
 
 // e^x for x <= 0, within 2 units in the last place; 0 below the smallest normal result. The same
@@ -198,6 +199,40 @@ FUSED_OPS_CLONES void apply_weights(const SvgdCpuParticles<T>& particles, const 
   }
 }
 
+// Adds sum_j K_ij * value_j over a block of columns to each (row, dimension), and sum_j K_ij.
+template <typename T>
+FUSED_OPS_CLONES void apply_products(const SvgdCpuParticles<T>& particles, const T* values,
+                                     int64_t j, int64_t columns,
+                                     const T (&weights)[kRowBlock][kColumnBlock], T* sums,
+                                     T (&weight_sums)[kRowBlock]) {
+  constexpr int lanes = kSvgdLanes<T>;
+  for (int64_t k = 0; k < particles.dim; ++k) {
+    const T* v = values + k * particles.padded + j;
+    T lane_sums[kRowBlock][lanes] = {};
+    for (int64_t first = 0; first < columns; first += lanes) {
+      for (int r = 0; r < kRowBlock; ++r) {
+        for (int lane = 0; lane < lanes; ++lane) {
+          lane_sums[r][lane] += weights[r][first + lane] * v[first + lane];
+        }
+      }
+    }
+    for (int r = 0; r < kRowBlock; ++r) {
+      T sum = 0;
+      for (int lane = 0; lane < lanes; ++lane) sum += lane_sums[r][lane];
+      sums[r * particles.dim + k] += sum;
+    }
+  }
+  for (int r = 0; r < kRowBlock; ++r) {
+    T lane_sums[lanes] = {};
+    for (int64_t first = 0; first < columns; first += lanes) {
+      for (int lane = 0; lane < lanes; ++lane) lane_sums[lane] += weights[r][first + lane];
+    }
+    T sum = 0;
+    for (int lane = 0; lane < lanes; ++lane) sum += lane_sums[lane];
+    weight_sums[r] += sum;
+  }
+}
+
 template <typename scalar, typename T>
 void store_rows(const SvgdUpdate& update, const SvgdCpuParticles<T>& particles, int64_t i,
                 const T* sums) {
@@ -251,9 +286,9 @@ void svgd_store_distances(const SvgdCpuParticles<T>& particles, T* distances, in
 
 template <typename T>
 void svgd_count(const SvgdCpuParticles<T>& particles, int digit, uint64_t prefix, int64_t begin,
-                int64_t end, DigitCounts<T>& counts, double* block_sums) {
-  const int bits = digit_bits<T>(digit);
-  const int shift = digit_shift<T>(digit);
+                int64_t end, DigitCounts& counts, double* block_sums) {
+  const int bits = digit_bits<T>(counts.bits, digit);
+  const int shift = digit_shift<T>(counts.bits, digit);
   const Key<T> mask = (Key<T>(1) << bits) - 1;
   // Neighbours often share a bin, and two counters let their increments overlap.
   std::vector<int64_t> odd(counts.bins.size());
@@ -275,8 +310,7 @@ void svgd_count(const SvgdCpuParticles<T>& particles, int digit, uint64_t prefix
   for (size_t bin = 0; bin < odd.size(); ++bin) counts.bins[bin] += odd[bin];
 }
 
-template <typename T>
-uint64_t svgd_find_bin(const DigitCounts<T>& counts, int64_t& rank) {
+uint64_t svgd_find_bin(const DigitCounts& counts, int64_t& rank) {
   // NaN leaves too few pairs for the rank: then any bin does, since the median is NaN.
   uint64_t bin = 0;
   while (bin + 1 < counts.bins.size() && rank >= counts.bins[bin]) rank -= counts.bins[bin++];
@@ -284,8 +318,8 @@ uint64_t svgd_find_bin(const DigitCounts<T>& counts, int64_t& rank) {
 }
 
 template <typename T>
-uint64_t svgd_append_digit(uint64_t prefix, int digit, uint64_t bin) {
-  return prefix << digit_bits<T>(digit) | bin;
+uint64_t svgd_append_digit(uint64_t prefix, int bits, int digit, uint64_t bin) {
+  return prefix << digit_bits<T>(bits, digit) | bin;
 }
 
 template <typename T>
@@ -307,8 +341,30 @@ T svgd_next_above(const SvgdCpuParticles<T>& particles, T value, int64_t begin, 
 }
 
 template <typename T>
+bool svgd_centre(const SvgdUpdate& update, const SvgdCpuParticles<T>& particles, T bandwidth,
+                 T* score, T* mean) {
+  if (update.kernel != SteinKernel::rbf) return false;
+  std::vector<T> norms(particles.padded);
+  for (int64_t k = 0; k < particles.dim; ++k) {
+    const T* x = particles.data + k * particles.padded;
+    mean[k] = static_cast<T>(run_sum(x, particles.count) / static_cast<double>(particles.count));
+    for (int64_t j = 0; j < particles.count; ++j) norms[j] += (x[j] - mean[k]) * (x[j] - mean[k]);
+  }
+  for (int64_t j = 0; j < particles.count; ++j) {
+    if (!may_centre(norms[j], bandwidth)) return false;  // also where it is NaN
+  }
+  const KernelScale<T> scale(update.kernel, bandwidth, static_cast<T>(update.repulsion));
+  for (int64_t k = 0; k < particles.dim; ++k) {
+    const T* x = particles.data + k * particles.padded;
+    T* s = score + k * particles.padded;
+    for (int64_t j = 0; j < particles.count; ++j) s[j] -= scale.repulsion * (x[j] - mean[k]);
+  }
+  return true;
+}
+
+template <typename T>
 void svgd_update_rows(const SvgdUpdate& update, const SvgdCpuParticles<T>& particles,
-                      const T* score, T bandwidth, int64_t begin, int64_t end) {
+                      const SvgdCpuSource<T>& source, T bandwidth, int64_t begin, int64_t end) {
   alignas(64) T distances[kRowBlock][kColumnBlock];
   alignas(64) T repulsion[kRowBlock][kColumnBlock];
   const KernelScale<T> scale(update.kernel, bandwidth, static_cast<T>(update.repulsion));
@@ -316,6 +372,7 @@ void svgd_update_rows(const SvgdUpdate& update, const SvgdCpuParticles<T>& parti
   for (int64_t block = begin; block < end; ++block) {
     const int64_t i = block * kRowBlock;
     std::fill(sums.begin(), sums.end(), T(0));
+    T weight_sums[kRowBlock] = {};
     for (int64_t j = 0; j < particles.padded; j += kColumnBlock) {
       const int64_t columns = std::min(kColumnBlock, particles.padded - j);
       get_distances(particles, i, j, columns, distances);
@@ -324,7 +381,17 @@ void svgd_update_rows(const SvgdUpdate& update, const SvgdCpuParticles<T>& parti
       } else {
         weights_of<SteinKernel::imq>(scale, columns, particles.count - j, distances, repulsion);
       }
-      apply_weights(particles, score, i, j, columns, distances, repulsion, sums.data());
+      if (source.mean != nullptr) {
+        apply_products(particles, source.values, j, columns, distances, sums.data(), weight_sums);
+      } else {
+        apply_weights(particles, source.values, i, j, columns, distances, repulsion, sums.data());
+      }
+    }
+    for (int64_t r = 0; source.mean != nullptr && r < kRowBlock; ++r) {
+      for (int64_t k = 0; k < particles.dim; ++k) {
+        const T x = particles.data[k * particles.padded + i + r];
+        sums[r * particles.dim + k] += scale.repulsion * (x - source.mean[k]) * weight_sums[r];
+      }
     }
     dispatch_scalar(update.particles.type, [&](auto* pointer) {
       store_rows<std::remove_pointer_t<decltype(pointer)>>(update, particles, i, sums.data());
@@ -332,17 +399,17 @@ void svgd_update_rows(const SvgdUpdate& update, const SvgdCpuParticles<T>& parti
   }
 }
 
-#define FUSED_OPS_SVGD_CPU(T)                                                                   \
-  template void svgd_transpose<T>(ScalarType, const void*, int64_t, int64_t, int64_t, T*);      \
-  template void svgd_store_distances<T>(const SvgdCpuParticles<T>&, T*, int64_t, int64_t);      \
-  template void svgd_count<T>(const SvgdCpuParticles<T>&, int, uint64_t, int64_t, int64_t,      \
-                              DigitCounts<T>&, double*);                                        \
-  template uint64_t svgd_find_bin<T>(const DigitCounts<T>&, int64_t&);                          \
-  template uint64_t svgd_append_digit<T>(uint64_t, int, uint64_t);                              \
-  template T svgd_value<T>(uint64_t);                                                           \
-  template T svgd_next_above<T>(const SvgdCpuParticles<T>&, T, int64_t, int64_t);               \
-  template void svgd_update_rows<T>(const SvgdUpdate&, const SvgdCpuParticles<T>&, const T*, T, \
-                                    int64_t, int64_t);
+#define FUSED_OPS_SVGD_CPU(T)                                                              \
+  template void svgd_transpose<T>(ScalarType, const void*, int64_t, int64_t, int64_t, T*); \
+  template void svgd_store_distances<T>(const SvgdCpuParticles<T>&, T*, int64_t, int64_t); \
+  template void svgd_count<T>(const SvgdCpuParticles<T>&, int, uint64_t, int64_t, int64_t, \
+                              DigitCounts&, double*);                                      \
+  template uint64_t svgd_append_digit<T>(uint64_t, int, int, uint64_t);                    \
+  template T svgd_value<T>(uint64_t);                                                      \
+  template T svgd_next_above<T>(const SvgdCpuParticles<T>&, T, int64_t, int64_t);          \
+  template bool svgd_centre<T>(const SvgdUpdate&, const SvgdCpuParticles<T>&, T, T*, T*);  \
+  template void svgd_update_rows<T>(const SvgdUpdate&, const SvgdCpuParticles<T>&,         \
+                                    const SvgdCpuSource<T>&, T, int64_t, int64_t);
 FUSED_OPS_SVGD_CPU(float)
 FUSED_OPS_SVGD_CPU(double)
 #undef FUSED_OPS_SVGD_CPU

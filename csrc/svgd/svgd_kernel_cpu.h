@@ -47,13 +47,19 @@ void svgd_store_distances(const SvgdCpuParticles<T>& particles, T* distances, in
                           int64_t end);
 
 // The radix select of the median; svgd_median_kernel.cuh describes it.
-constexpr int kCpuDigitBits = 11;
+// Wide digits save a pass where each computes the distances anew, narrow ones the clearing of bins
+// where they are stored.
+inline int svgd_digit_bits(int64_t count) { return count <= kMaxStoredParticles ? 11 : 16; }
 template <typename T>
-constexpr int kCpuDigits = sizeof(T) == 4 ? 3 : 6;
+int svgd_digits(int bits) {
+  return (static_cast<int>(sizeof(T)) * 8 - 1 + bits - 1) / bits;
+}
 
-template <typename T>
 struct DigitCounts {
-  std::vector<int64_t> bins = std::vector<int64_t>(1 << kCpuDigitBits);
+  explicit DigitCounts(int digit_bits) : bits(digit_bits), bins(int64_t{1} << digit_bits) {}
+
+  int bits;
+  std::vector<int64_t> bins;
   bool nan = false;
 
   void merge(const DigitCounts& other) {
@@ -66,15 +72,14 @@ struct DigitCounts {
 // `digit`. The first digit also leaves the sum of each block's distances in `block_sums`.
 template <typename T>
 void svgd_count(const SvgdCpuParticles<T>& particles, int digit, uint64_t prefix, int64_t begin,
-                int64_t end, DigitCounts<T>& counts, double* block_sums);
+                int64_t end, DigitCounts& counts, double* block_sums);
 
 // The bin of `counts` that holds `rank`, which becomes the rank within the bin.
-template <typename T>
-uint64_t svgd_find_bin(const DigitCounts<T>& counts, int64_t& rank);
+uint64_t svgd_find_bin(const DigitCounts& counts, int64_t& rank);
 
-// A prefix with one more digit; all digits make the value.
+// A prefix with one more digit of `bits`; all digits make the value.
 template <typename T>
-uint64_t svgd_append_digit(uint64_t prefix, int digit, uint64_t bin);
+uint64_t svgd_append_digit(uint64_t prefix, int bits, int digit, uint64_t bin);
 template <typename T>
 T svgd_value(uint64_t key);
 
@@ -82,9 +87,22 @@ T svgd_value(uint64_t key);
 template <typename T>
 T svgd_next_above(const SvgdCpuParticles<T>& particles, T value, int64_t begin, int64_t end);
 
-// The results of row blocks [begin, end). `score` is transposed as the particles are.
+// What the weights multiply, transposed as the particles are: the score, or where there is a mean m
+// the values s_j - c (x_j - m) of `may_centre`, which save the difference for each pair.
+template <typename T>
+struct SvgdCpuSource {
+  const T* values;  // (dim, padded)
+  const T* mean;    // (dim), or null
+};
+
+// Turns a transposed score into values where that loses nothing, and then fills `mean`.
+template <typename T>
+bool svgd_centre(const SvgdUpdate& update, const SvgdCpuParticles<T>& particles, T bandwidth,
+                 T* score, T* mean);
+
+// The results of row blocks [begin, end).
 template <typename T>
 void svgd_update_rows(const SvgdUpdate& update, const SvgdCpuParticles<T>& particles,
-                      const T* score, T bandwidth, int64_t begin, int64_t end);
+                      const SvgdCpuSource<T>& source, T bandwidth, int64_t begin, int64_t end);
 
 }  // namespace fused_ops

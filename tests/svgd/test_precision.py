@@ -131,3 +131,19 @@ def test_float16_sums_beyond_its_range(device):
     assert torch.equal(svgd_phi(particles, score), score)
     particles[:50] = 300  # d2 is 180,000
     assert svgd_phi(particles, score).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("side", [0.999, 1.001])
+@pytest.mark.parametrize("count", [100, 2100])
+def test_either_side_of_centred_products(device, count, side, dtype):
+    """Repulsion is split around the mean where no particle is further from it than sqrt(64 h)."""
+    particles, score = random_inputs(count, 16, dtype=dtype, device=device)
+    particles[0] *= 20
+    furthest = (particles - particles.mean(0)).square().sum(1).max().item()
+    check_phi(
+        svgd_phi(particles, score, bandwidth=furthest / 64 * side),
+        particles,
+        score,
+        bandwidth=furthest / 64 * side,
+    )
