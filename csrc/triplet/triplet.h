@@ -12,12 +12,26 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "common/scalar_type.h"
 
 namespace fused_ops {
 
 enum class Norm : int8_t { one, two, infinity };
+
+// Calls `function` with `norm` as a type.
+template <typename Function>
+auto dispatch_norm(Norm norm, Function&& function) {
+  switch (norm) {
+    case Norm::one:
+      return function(std::integral_constant<Norm, Norm::one>{});
+    case Norm::two:
+      return function(std::integral_constant<Norm, Norm::two>{});
+    default:
+      return function(std::integral_constant<Norm, Norm::infinity>{});
+  }
+}
 
 enum class Reduction : int8_t { none = 0, mean = 1, sum = 2 };  // numbered as torch does
 

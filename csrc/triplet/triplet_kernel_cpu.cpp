@@ -326,14 +326,7 @@ void backward_items(const TripletBackward& params, int64_t begin, int64_t end) {
 template <typename Function>
 auto dispatch(const TripletInputs& in, Function&& function) {
   return dispatch_scalar(in.type, [&](auto* scalar) {
-    switch (in.norm) {
-      case Norm::one:
-        return function(scalar, std::integral_constant<Norm, Norm::one>{});
-      case Norm::two:
-        return function(scalar, std::integral_constant<Norm, Norm::two>{});
-      default:
-        return function(scalar, std::integral_constant<Norm, Norm::infinity>{});
-    }
+    return dispatch_norm(in.norm, [&](auto norm) { return function(scalar, norm); });
   });
 }
 

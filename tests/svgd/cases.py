@@ -2,9 +2,10 @@
 """Inputs, and the comparison with float64, for the tests of SVGD."""
 
 import math
-from contextlib import contextmanager
 
 import torch
+from comparison import assert_same_bits as assert_same_bits
+from comparison import recorded_ops as recorded_ops
 
 from fused_ops.svgd.function import KERNELS, RULES
 
@@ -97,19 +98,3 @@ def check_phi(phi, particles, score, **settings):
     """Compares phi with float64, as parts of the norm."""
     error = error_of_norm(phi, exact_phi(particles, score, **settings))
     assert error <= TOLERANCES[phi.dtype], error
-
-
-def assert_same_bits(result, expected):
-    assert result.dtype == expected.dtype
-    if not torch.equal(result, expected):  # which NaN never is
-        assert torch.equal(result.isnan(), expected.isnan())
-        assert torch.equal(result.nan_to_num(nan=1e30), expected.nan_to_num(nan=1e30))
-
-
-@contextmanager
-def recorded_ops():
-    """The names of the ops that torch's dispatcher runs meanwhile, those inside ours included."""
-    names = set()
-    with torch.autograd.profiler.profile() as profile:
-        yield names
-    names.update(event.name for event in profile.function_events)

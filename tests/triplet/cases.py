@@ -2,9 +2,10 @@
 """Inputs, and the comparison with float64, for the tests of triplet_margin_loss."""
 
 import math
-from contextlib import contextmanager
 
+import comparison
 import torch
+from comparison import recorded_ops as recorded_ops
 from torch.nn.functional import triplet_margin_loss as torch_loss
 
 from fused_ops import triplet_margin_loss
@@ -99,10 +100,7 @@ def check_by_hand(inputs, device, dtype=torch.float32, *, loss, gradients=None, 
 
 def assert_same_bits(results, expected):
     for result, other in zip(results, expected, strict=True):
-        assert result.dtype == other.dtype
-        if not torch.equal(result, other):  # which NaN never is
-            assert torch.equal(result.isnan(), other.isnan())
-            assert torch.equal(result.nan_to_num(nan=1e30), other.nan_to_num(nan=1e30))
+        comparison.assert_same_bits(result, other)
 
 
 def error_of(function, *args, **kwargs):
@@ -112,12 +110,3 @@ def error_of(function, *args, **kwargs):
     except Exception as error:
         return type(error), str(error)
     raise AssertionError("no error was raised")
-
-
-@contextmanager
-def recorded_ops():
-    """The names of the ops that torch's dispatcher runs meanwhile, those inside ours included."""
-    names = set()
-    with torch.autograd.profiler.profile() as profile:
-        yield names
-    names.update(event.name for event in profile.function_events)
