@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The bandwidth and the SVGD update of few particles in one cooperative launch.
+//
+// With up to 2048 particles a call is bound by latency, not by work: every kernel boundary and
+// every barrier counts. Here each block computes one tile of distances once, keeps it in registers
+// while the grid finds the median, and turns it into weights: three barriers in all on ordinary
+// data, two for the median and one before the tiles' sums are added in a fixed order. With a given
+// bandwidth only the last is left.
+
+#pragma once
+
+#include "svgd/svgd_small_phi.cuh"
+#include "svgd/svgd_small_select.cuh"
+
+namespace fused_ops {
+
+struct SmallTask {
+  SvgdUpdate update;
+  int bands;
+  bool select;  // whether the bandwidth comes from the median rather than from `update`
+  bool apply;   // whether phi is wanted
+  BandwidthRule rule;
+  MedianRanks ranks;
+  SmallMedianScratch* median;  // for `select`
+  double* partial_means;       // one per block, for `select`
+  float* partial;              // (bands, count, dim), for `apply`
+  float* bandwidth;            // receives the bandwidth, or null
+};
+
+template <int patch>
+struct SmallSearchShared {
+  SmallCoordinates<patch> coordinates;
+  SmallSelectShared select;
+};
+
+template <int patch>
+union SmallShared {
+  SmallSearchShared<patch> search;
+  SmallPhiShared<patch> phi;
+};
+
+template <typename scalar, int patch>
+__device__ inline float small_median_bandwidth(const SmallTask& task, const SmallTile& tile,
+                                               SmallSearchShared<patch>& shared,
+                                               float (&distances)[patch][patch]) {
+  const SvgdParticles& particles = task.update.particles;
+  clear_scratch(task.median);
+  auto waiting = cooperative_groups::this_grid().barrier_arrive();
+  const KeyRange window = window_around(estimate_median<scalar>(particles, shared.select));
+  small_distances<scalar>(particles, tile, shared.coordinates, distances);
+  count_keys<true>(distances, window, shared.select.histogram);
+  const MedianRanks& ranks = task.ranks;
+  const bool zero = ranks.lower < 0;  // the lower one is a zero of the diagonal
+  MiddleDistances middle =
+      select_distances(distances, window, zero ? 0u : static_cast<unsigned>(ranks.lower),
+                       !zero && ranks.upper > ranks.lower, waiting, task.median, shared.select);
+  if (zero && middle.lower == middle.lower) {
+    if (ranks.upper < 0) middle.upper = 0;
+    middle.lower = 0;
+  }
+  double mean = 0;
+  if (middle.upper == 0) {
+    mean = mean_distance(distances, particles.count, task.partial_means, shared.select);
+  }
+  if (threadIdx.x == 0) {
+    shared.select.bandwidth =
+        bandwidth_of<float>(task.rule, particles.count, middle.lower, middle.upper, mean);
+  }
+  __syncthreads();
+  const float bandwidth = shared.select.bandwidth;
+  __syncthreads();  // before the weights overwrite it
+  return bandwidth;
+}
+
+// Adds up the tiles' sums, four neighbouring elements to a thread where rows allow it.
+template <typename scalar, int width>
+__device__ inline void add_partial(const SmallTask& task) {
+  const SvgdUpdate& update = task.update;
+  const int dim = static_cast<int>(update.particles.dim);
+  const int size = static_cast<int>(update.particles.count) * dim;
+  const int step = gridDim.x * kTileThreads * width;
+  for (int index = (blockIdx.x * kTileThreads + threadIdx.x) * width; index < size; index += step) {
+    float sums[width] = {};
+#pragma unroll 8
+    for (int band = 0; band < task.bands; ++band) {
+      const auto part = load<width>(task.partial + int64_t{band} * size + index);
+#pragma unroll
+      for (int i = 0; i < width; ++i) sums[i] += part.value[i];
+    }
+    const int row = index / dim;
+    const int column = index - row * dim;
+#pragma unroll
+    for (int i = 0; i < width; ++i) {
+      float value = sums[i] / static_cast<float>(update.particles.count);
+      if (update.step) {
+        const auto* x = static_cast<const scalar*>(update.particles.data);
+        value = to_accumulate(x[row * update.particles.stride + column + i]) +
+                static_cast<float>(update.step_size) * value;
+      }
+      static_cast<scalar*>(update.result)[index + i] = from_accumulate<scalar>(value);
+    }
+  }
+}
+
+template <typename scalar, int patch, SteinKernel kernel>
+__global__ void __launch_bounds__(kTileThreads, 1)
+    svgd_small(const __grid_constant__ SmallTask task) {
+  extern __shared__ uint4 memory[];
+  auto& shared = *reinterpret_cast<SmallShared<patch>*>(memory);
+  const SvgdUpdate& update = task.update;
+  const SmallTile tile = small_tile(blockIdx.x, task.bands);
+  float distances[patch][patch];
+  float bandwidth;
+  if (task.select) {
+    bandwidth = small_median_bandwidth<scalar>(task, tile, shared.search, distances);
+    if (task.bandwidth != nullptr && blockIdx.x == 0 && threadIdx.x == 0) {
+      *task.bandwidth = bandwidth;
+    }
+    if (!task.apply) return;
+  } else {
+    small_distances<scalar>(update.particles, tile, shared.search.coordinates, distances);
+    bandwidth = update.bandwidth != nullptr ? *static_cast<const float*>(update.bandwidth)
+                                            : static_cast<float>(update.bandwidth_number);
+  }
+  small_phi<scalar, kernel>(update, tile, distances, bandwidth, task.partial, shared.phi);
+  cooperative_groups::this_grid().sync();
+  if (update.particles.dim % 4 == 0 &&
+      gridDim.x * kTileThreads * 4 <= update.particles.count * update.particles.dim) {
+    add_partial<scalar, 4>(task);
+  } else {
+    add_partial<scalar, 1>(task);
+  }
+}
+
+}  // namespace fused_ops
