@@ -29,7 +29,9 @@ struct SmallPhiShared {
   float weights[2][edge][edge];  // K, [source][target], targets permuted by weight_column
   alignas(16) float score[2][edge][kDimBlock];     // by band; rbf: s - c (x - m) unless direct
   alignas(16) float particle[2][edge][kDimBlock];  // x - m, or x if direct
-  float totals[2][edge];  // the sum over the sources of what multiplies x - m
+  // The sum over the sources of what multiplies x - m, in parts so that all threads take a share.
+  static constexpr int parts = kTileThreads / (2 * edge);
+  float totals[parts][2][edge];
 };
 
 // Targets change places in groups of four, so that the columns of a tile, which lie a multiple of
@@ -112,20 +114,22 @@ __device__ inline void store_small_weights(const float (&distances)[patch][patch
 template <SteinKernel kernel, int patch>
 __device__ inline void sum_weights(const KernelScale<float>& scale, SmallPhiShared<patch>& shared) {
   constexpr int edge = 16 * patch;
-  for (int index = threadIdx.x; index < 2 * edge; index += kTileThreads) {
-    const int half = index / edge;
-    const int target = index % edge;
-    float sums[4] = {};
+  constexpr int sources = edge / SmallPhiShared<patch>::parts;
+  constexpr int lanes = sources < 4 ? sources : 4;  // separate sums, for speed
+  const int part = threadIdx.x / (2 * edge);
+  const int half = threadIdx.x / edge % 2;
+  const int target = threadIdx.x % edge;
+  float sums[4] = {};
 #pragma unroll 4
-    for (int source = 0; source < edge; source += 4) {
+  for (int first = 0; first < sources; first += lanes) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        sums[i] += gradient_weight<kernel>(
-            shared.weights[half][source + i][weight_column<patch>(source + i, target)]);
-      }
+    for (int i = 0; i < lanes; ++i) {
+      const int source = part * sources + first + i;
+      sums[i] += gradient_weight<kernel>(
+          shared.weights[half][source][weight_column<patch>(source, target)]);
     }
-    shared.totals[half][target] = ((sums[0] + sums[1]) + (sums[2] + sums[3])) * scale.repulsion;
   }
+  shared.totals[part][half][target] = ((sums[0] + sums[1]) + (sums[2] + sums[3])) * scale.repulsion;
 }
 
 // Loads dimensions [d, d + 32) of both bands and says whether the differences must be formed per
@@ -264,10 +268,14 @@ __device__ inline void small_phi(const SvgdUpdate& update, const SmallTile& tile
       multiply_sources<form, kernel>(shared, half, source_band, scale.repulsion, sums);
 #pragma unroll
       for (int a = 0; a < patch; ++a) {
+        float total = 0;
+#pragma unroll
+        for (int part = 0; part < SmallPhiShared<patch>::parts; ++part) {
+          total += shared.totals[part][half][target + a];
+        }
 #pragma unroll
         for (int b = 0; b < 4; ++b) {
-          sums[a][b] = fma(shared.particle[half][target + a][column + b],
-                           shared.totals[half][target + a], sums[a][b]);
+          sums[a][b] = fma(shared.particle[half][target + a][column + b], total, sums[a][b]);
         }
       }
     }

@@ -72,24 +72,29 @@ __device__ inline void clear_scratch(SmallMedianScratch* scratch) {
 // lies below it by the approximation of Wilson and Hilferty. Only speed depends on it.
 template <typename scalar>
 __device__ inline float estimate_median(const SvgdParticles& particles, SmallSelectShared& shared) {
-  constexpr int elements = 4096;
+  constexpr int rows_per_thread = 16;  // all loaded at once: one latency, not sixteen
   const int count = static_cast<int>(particles.count);
   const int dim = particles.dim < kTileThreads ? static_cast<int>(particles.dim) : kTileThreads;
   int width = 1;  // threads side by side in a row
   while (width < dim) width *= 2;
-  const int wanted = elements / width;
+  const int wanted = rows_per_thread * (kTileThreads / width);
   const int step = count > wanted ? count / wanted : 1;
   const int rows = count < wanted ? count : wanted;
   const int column = threadIdx.x % width;
   const auto* data = static_cast<const scalar*>(particles.data) + (column < dim ? column : 0);
   const float origin = to_accumulate(data[0]);
+  float values[rows_per_thread];
+#pragma unroll
+  for (int i = 0; i < rows_per_thread; ++i) {
+    const int row = threadIdx.x / width + i * (kTileThreads / width);
+    values[i] = row < rows ? to_accumulate(data[int64_t{row} * step * particles.stride]) : origin;
+  }
   float sum = 0;
   float squares = 0;
-#pragma unroll 4
-  for (int row = threadIdx.x / width; row < rows; row += kTileThreads / width) {
-    const float x = to_accumulate(data[int64_t{row} * step * particles.stride]) - origin;
-    sum += x;
-    squares = fma(x, x, squares);
+#pragma unroll
+  for (int i = 0; i < rows_per_thread; ++i) {
+    sum += values[i] - origin;
+    squares = fma(values[i] - origin, values[i] - origin, squares);
   }
   for (int offset = kWarpSize / 2; offset >= width; offset /= 2) {
     sum += __shfl_xor_sync(0xffffffffu, sum, offset);
