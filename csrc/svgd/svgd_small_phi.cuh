@@ -255,8 +255,8 @@ __device__ inline void small_phi(const SvgdUpdate& update, const SmallTile& tile
   const int source_band = tile.paired ? half : 1 - half;
   const int target = patch * (threadIdx.x % 128 / 8);
   const int column = 4 * (threadIdx.x % 8);
-  const int64_t slot = tile.bands[source_band];
-  const int first_row = tile.bands[half] * edge + target;
+  const int64_t slot = tile.band(source_band != 0);
+  const int first_row = tile.band(half != 0) * edge + target;
   for (int d = 0; d < dim; d += kDimBlock) {
     const bool direct = load_sources<scalar, kernel>(update, tile, d, scale.repulsion, shared);
     float sums[patch][4] = {};

@@ -19,6 +19,9 @@ constexpr float kNoPair = -1.0f;
 struct SmallTile {
   int bands[2];  // of the rows and of the columns; or two bands with themselves
   bool paired;   // the latter
+
+  // A run-time index would put the bands in local memory.
+  __device__ int band(bool second) const { return second ? bands[1] : bands[0]; }
 };
 
 __device__ inline SmallTile small_tile(int index, int bands) {
@@ -111,17 +114,18 @@ __device__ inline void small_distances(const SvgdParticles& particles, const Sma
   }
   const int row = patch * (threadIdx.x / 16);
   const int column = patch * (threadIdx.x % 16);
-  const int count = static_cast<int>(particles.count);
+  // Particles from the start of each band on.
+  const int first_left = static_cast<int>(particles.count) - tile.bands[0] * edge;
+  const int second_left = static_cast<int>(particles.count) - tile.bands[1] * edge;
 #pragma unroll
   for (int a = 0; a < patch; ++a) {
 #pragma unroll
     for (int b = 0; b < patch; ++b) {
       const int i = row + a;
       const int j = column + b;
-      const int band_i = tile.bands[tile.paired && i > j];
-      const int band_j = tile.bands[!tile.paired || i > j];
-      const bool pair =
-          (!tile.paired || i != j) && band_i * edge + i < count && band_j * edge + j < count;
+      const bool pair = !tile.paired ? i < first_left && j < second_left
+                        : i < j      ? j < first_left
+                                     : j < i && i < second_left;
       if (!pair) distances[a][b] = kNoPair;
     }
   }
