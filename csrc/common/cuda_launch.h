@@ -24,14 +24,17 @@ struct CudaContext {
         guard(device),
         stream(static_cast<cudaStream_t>(current_cuda_stream(device))) {}
 
-  int multiprocessors() const { return limits().multiprocessors; }
-
   DeviceLimits limits() const {
     DeviceLimits limits{};
     check_cuda(
         cudaDeviceGetAttribute(&limits.multiprocessors, cudaDevAttrMultiProcessorCount, device));
     check_cuda(cudaDeviceGetAttribute(&limits.shared_memory,
                                       cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    int major = 0;
+    check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    check_cuda(
+        cudaDeviceGetAttribute(&limits.capability, cudaDevAttrComputeCapabilityMinor, device));
+    limits.capability += 10 * major;
     return limits;
   }
 

@@ -8,6 +8,7 @@ namespace fused_ops {
 struct DeviceLimits {
   int multiprocessors;
   int shared_memory;  // that a block may have, in bytes; nearly all of a multiprocessor's
+  int capability;     // 10 * major + minor
 };
 
 }  // namespace fused_ops

@@ -7,7 +7,9 @@
 
 #include "common/cuda_launch.h"
 #include "svgd/svgd_arguments.h"
+#include "svgd/svgd_bracket_launch.h"
 #include "svgd/svgd_launch.h"
+#include "svgd/svgd_small_launch.h"
 #include "svgd/svgd_split.h"
 #include "svgd/svgd_stream_launch.h"
 
@@ -23,30 +25,49 @@ struct SvgdLaunches {
       : context(like),
         tensor(like),
         particles(matrix),
-        policy(svgd_policy(matrix, context.multiprocessors())) {}
+        limits(context.limits()),
+        small(svgd_small_policy(matrix, limits.multiprocessors, limits.shared_memory)),
+        policy(svgd_policy(matrix, limits)) {}
 
   Tensor scratch(int64_t bytes) const { return new_tensor(tensor, {bytes}, kByte); }
 
   Tensor bandwidth(BandwidthRule rule) {
     Tensor result = new_tensor(tensor, {}, accumulate_dtype(particles.type));
     if (particles.count == 1) return torch::stable::fill_(result, 1);
-    if (policy.store_distances) distances = scratch(svgd_distances_bytes(particles));
-    const Tensor median = scratch(svgd_median_bytes(policy));
-    check_cuda(launch_svgd_bandwidth(particles, rule, policy, data_or_null(distances),
-                                     median.mutable_data_ptr(), result.mutable_data_ptr(),
-                                     context.stream));
+    if (small.bands > 0) {
+      const Tensor memory = scratch(svgd_small_bytes(particles, small));
+      check_cuda(launch_svgd_small_bandwidth(particles, rule, small, memory.mutable_data_ptr(),
+                                             result.mutable_data_ptr(), context.stream));
+    } else if (policy.bracket.sample_size > 0) {
+      if (policy.bracket.tensor_cores) make_split(true);
+      const Tensor memory = scratch(svgd_bracket_bytes(particles, policy, limits));
+      check_cuda(
+          launch_svgd_bracket(particles, split, rule, policy, limits, memory.mutable_data_ptr(),
+                              static_cast<float*>(result.mutable_data_ptr()), context.stream));
+    } else {
+      if (policy.store_distances) distances = scratch(svgd_distances_bytes(particles));
+      const Tensor median = scratch(svgd_median_bytes(policy));
+      check_cuda(launch_svgd_bandwidth(particles, rule, policy, data_or_null(distances),
+                                       median.mutable_data_ptr(), result.mutable_data_ptr(),
+                                       context.stream));
+    }
     return result;
   }
 
-  void update(const SvgdUpdate& update) {
-    if (policy.stream) {
-      SplitParticles split;
-      const Tensor halves = scratch(svgd_split_bytes(particles));
-      check_cuda(launch_svgd_split(particles, halves.mutable_data_ptr(), split, context.stream));
-      const Tensor sums = scratch(svgd_stream_bytes(update, split));
-      check_cuda(launch_svgd_stream(update, split, sums.mutable_data_ptr(), context.stream));
+  // With a `rule` the bandwidth is its, else the update's.
+  void update(SvgdUpdate update, std::optional<BandwidthRule> rule) {
+    if (small.bands > 0) {
+      const Tensor memory = scratch(svgd_small_bytes(particles, small));
+      check_cuda(launch_svgd_small(update, rule ? &*rule : nullptr, small,
+                                   memory.mutable_data_ptr(), nullptr, context.stream));
       return;
     }
+    std::optional<Tensor> median;
+    if (rule) {
+      median = bandwidth(*rule);
+      update.bandwidth = median->const_data_ptr();
+    }
+    if (policy.stream) return update_streamed(update);
     // Each chunk of dimensions would compute them again.
     if (!distances && policy.store_distances && particles.dim > policy.chunk) {
       distances = scratch(svgd_distances_bytes(particles));
@@ -58,6 +79,22 @@ struct SvgdLaunches {
                                   context.stream));
   }
 
+ private:
+  void update_streamed(const SvgdUpdate& update) {
+    const StreamPolicy stream = choose_stream_policy(particles.count, particles.dim, update.kernel,
+                                                     update.precision, limits);
+    make_split(stream.tensor_cores);
+    const Tensor sums = scratch(svgd_stream_bytes(update, split, stream));
+    check_cuda(launch_svgd_stream(update, split, stream, sums.mutable_data_ptr(), context.stream));
+  }
+
+  void make_split(bool with_slots) {
+    if (halves && (split.slots != nullptr || !with_slots)) return;
+    halves = scratch(svgd_split_bytes(particles, with_slots));
+    check_cuda(launch_svgd_split(particles, with_slots, halves->mutable_data_ptr(), split,
+                                 context.stream));
+  }
+
   static void* data_or_null(const std::optional<Tensor>& memory) {
     return memory ? memory->mutable_data_ptr() : nullptr;
   }
@@ -65,8 +102,12 @@ struct SvgdLaunches {
   CudaContext context;
   Tensor tensor;
   SvgdParticles particles;
+  DeviceLimits limits;
+  SvgdSmallPolicy small;
   SvgdPolicy policy;
   std::optional<Tensor> distances;  // once they have been stored
+  std::optional<Tensor> halves;     // and these split
+  SplitParticles split{};
 };
 
 Tensor svgd_bandwidth(Tensor particles, int64_t rule) {
@@ -79,12 +120,9 @@ Tensor svgd_update(Tensor particles, Tensor score, std::optional<Tensor> bandwid
                    std::optional<double> step_size, int64_t precision) {
   SvgdArguments arguments(particles, score, bandwidth, bandwidth_number, kernel, repulsion,
                           step_size, precision);
-  SvgdLaunches launches(particles, arguments.update.particles);
-  if (!bandwidth && rule >= 0) {
-    bandwidth = launches.bandwidth(bandwidth_rule(rule));
-    arguments.update.bandwidth = bandwidth->const_data_ptr();
-  }
-  launches.update(arguments.update);
+  std::optional<BandwidthRule> wanted;
+  if (!bandwidth && rule >= 0) wanted = bandwidth_rule(rule);
+  SvgdLaunches(particles, arguments.update.particles).update(arguments.update, wanted);
   return arguments.result;
 }
 

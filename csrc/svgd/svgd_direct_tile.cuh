@@ -8,15 +8,14 @@
 #pragma once
 
 #include "svgd/svgd_stream.cuh"
+#include "svgd/svgd_tuning.h"
 
 namespace fused_ops {
 
 // Kernels of their own, because differences take the registers that products need.
 enum class DirectForm : int8_t { products, differences, imq };
 
-constexpr int kDirectTile = 128;   // particles i
-constexpr int kDirectSource = 64;  // particles j
-constexpr int kDirectDepth = 64;   // dimensions in shared memory at a time
+constexpr int kDirectDepth = 64;  // dimensions in shared memory at a time
 constexpr int kDirectThreads = 256;
 constexpr int kRows = 8;     // particles i of a thread's patch
 constexpr int kColumns = 4;  // particles j, then dimensions, of it

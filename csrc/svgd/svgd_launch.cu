@@ -28,12 +28,12 @@ void launch_update(const UpdateTask& task, const SvgdPolicy& policy, cudaStream_
 
 }  // namespace
 
-SvgdPolicy svgd_policy(const SvgdParticles& particles, int multiprocessors) {
+SvgdPolicy svgd_policy(const SvgdParticles& particles, const DeviceLimits& limits) {
   return particles.type == ScalarType::float64
              ? choose_svgd_policy(particles.count, particles.dim, false, kMaxChunk<double>,
-                                  kSourceTile<double>, multiprocessors)
+                                  kSourceTile<double>, limits)
              : choose_svgd_policy(particles.count, particles.dim, true, kMaxChunk<float>,
-                                  kSourceTile<float>, multiprocessors);
+                                  kSourceTile<float>, limits);
 }
 
 int64_t svgd_distances_bytes(const SvgdParticles& particles) {

@@ -12,7 +12,7 @@
 
 namespace fused_ops {
 
-SvgdPolicy svgd_policy(const SvgdParticles& particles, int multiprocessors);
+SvgdPolicy svgd_policy(const SvgdParticles& particles, const DeviceLimits& limits);
 
 // Bytes of scratch memory for each part; all may be one allocation, 16-byte aligned.
 int64_t svgd_distances_bytes(const SvgdParticles& particles);

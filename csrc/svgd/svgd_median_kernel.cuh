@@ -75,8 +75,9 @@ struct MedianTask {
   int first_blocks;
   BandwidthRule rule;
   MedianRanks ranks;
-  int64_t rank;     // of the value sought, among the pairs i < j
-  void* bandwidth;  // the result, one element of the accumulation type
+  int64_t rank;                      // of the value sought, among the pairs i < j
+  void* bandwidth;                   // the result, one element of the accumulation type
+  const unsigned* wanted = nullptr;  // if not null, the passes do nothing where it is zero
 };
 
 // Whether this block is the last of its grid to come here; it then sees what the others wrote.
@@ -146,7 +147,7 @@ __device__ inline void pick_digit(const MedianTask& task, int digit) {
 
 // The bandwidth from the value found. One block does so.
 template <typename T>
-__device__ inline void write_bandwidth(const MedianTask& task) {
+__device__ inline void finish_median(const MedianTask& task) {
   using Key = DistanceKey<T>;
   const MedianScratch& scratch = *task.scratch;
   const T value = Key::value(static_cast<typename Key::type>(scratch.prefix));
@@ -213,6 +214,7 @@ __global__ void __launch_bounds__(kTileThreads)
   using T = typename AccumulateType<scalar>::type;
   using Key = DistanceKey<T>;
   __shared__ unsigned histogram[kBins];
+  if (task.wanted != nullptr && *task.wanted == 0) return;
   MedianScratch& scratch = *task.scratch;
   const Count prefix = scratch.prefix;
   const int shift = digit_shift<T>(digit);
@@ -268,7 +270,7 @@ __global__ void __launch_bounds__(kTileThreads)
   if (!is_last_block(&scratch.finished[digit])) return;
   pick_digit<T>(task, digit);
   const bool mean_of_two = task.ranks.lower >= 0 && task.ranks.upper > task.ranks.lower;
-  if (digit == Key::digits - 1 && !mean_of_two) write_bandwidth<T>(task);
+  if (digit == Key::digits - 1 && !mean_of_two) finish_median<T>(task);
 }
 
 template <typename scalar, int patch>
@@ -276,6 +278,7 @@ __global__ void __launch_bounds__(kTileThreads)
     svgd_next_above(const __grid_constant__ MedianTask task) {
   using T = typename AccumulateType<scalar>::type;
   using Key = DistanceKey<T>;
+  if (task.wanted != nullptr && *task.wanted == 0) return;
   MedianScratch& scratch = *task.scratch;
   const Count value = scratch.prefix;
   Count complement = 0;
@@ -291,7 +294,7 @@ __global__ void __launch_bounds__(kTileThreads)
     complement = other > complement ? other : complement;
   }
   if (threadIdx.x % kWarpSize == 0) atomicMax(&scratch.next_above, complement);
-  if (is_last_block(&scratch.finished[Key::digits])) write_bandwidth<T>(task);
+  if (is_last_block(&scratch.finished[Key::digits])) finish_median<T>(task);
 }
 
 }  // namespace fused_ops

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Splits particles into halves around their mean (svgd_split.h).
 //
-// svgd_split_sums     column sums of a share of the rows, in float64
-// svgd_split_mean     their mean, in a fixed order
-// svgd_split_maximum  the largest |x - mean|
+// svgd_split_columns  sums, in float64, and extremes of the columns of a share of the rows
+// svgd_split_mean     their mean, in a fixed order, and the largest |x - mean|
 // svgd_split_rows     halves and norms
 //
 // Maxima are taken by integer atomics on the bits of non-negative floats, whose order does not
@@ -13,83 +12,79 @@
 
 #include "common/device/reduce.cuh"
 #include "common/device/vector.cuh"
+#include "common/device/wgmma.cuh"
 #include "svgd/svgd_split.h"
 
 namespace fused_ops {
 
 constexpr int kSplitThreads = 256;
 constexpr int kSplitColumns = 64;  // of a block; each has kSplitThreads / kSplitColumns threads
-constexpr int kSplitRowBlocks = 128;
+constexpr int kSplitRowBlocks = 64;
 constexpr int kLargestExponent = 8;
+
+struct SplitColumn {
+  double sum = 0;
+  float least = INFINITY;
+  float most = -INFINITY;
+
+  __device__ void merge(const SplitColumn& other) {
+    sum += other.sum;
+    least = fminf(least, other.least);
+    most = fmaxf(most, other.most);
+  }
+};
 
 struct SplitTask {
   SvgdParticles particles;
   SplitParticles split;
-  double* sums;       // (kSplitRowBlocks, dim)
-  unsigned* maximum;  // bits of the largest |x - mean|
+  SplitColumn* columns;  // (kSplitRowBlocks, dim)
+  unsigned* maximum;     // bits of the largest |x - mean|
 };
-
-// Calls `visit(x, column)` for the elements of this thread's column in the block's share of rows.
-template <typename scalar, typename Visit>
-__device__ inline void for_each_in_column(const SvgdParticles& particles, Visit visit) {
-  const auto* data = static_cast<const scalar*>(particles.data);
-  const int64_t column = int64_t{blockIdx.x} * kSplitColumns + threadIdx.x % kSplitColumns;
-  if (column >= particles.dim) return;
-  constexpr int lanes = kSplitThreads / kSplitColumns;
-  for (int64_t row = int64_t{blockIdx.y} * lanes + threadIdx.x / kSplitColumns;
-       row < particles.count; row += int64_t{gridDim.y} * lanes) {
-    visit(to_accumulate(data[row * particles.stride + column]), column);
-  }
-}
 
 template <typename scalar>
 __global__ void __launch_bounds__(kSplitThreads)
-    svgd_split_sums(const __grid_constant__ SplitTask task) {
-  __shared__ double shared[kSplitThreads];
-  double sum = 0;
-  for_each_in_column<scalar>(task.particles, [&](float x, int64_t) { sum += x; });
-  shared[threadIdx.x] = sum;
-  __syncthreads();
-  const int64_t column = int64_t{blockIdx.x} * kSplitColumns + threadIdx.x;
-  if (threadIdx.x >= kSplitColumns || column >= task.particles.dim) return;
-  for (int other = kSplitColumns; other < kSplitThreads; other += kSplitColumns) {
-    sum += shared[threadIdx.x + other];
-  }
-  task.sums[blockIdx.y * task.particles.dim + column] = sum;
-}
-
-static __global__ void __launch_bounds__(kSplitThreads)
-    svgd_split_mean(const __grid_constant__ SplitTask task, int row_blocks) {
-  const int64_t column = int64_t{blockIdx.x} * kSplitThreads + threadIdx.x;
-  if (column == 0) {
+    svgd_split_columns(const __grid_constant__ SplitTask task) {
+  __shared__ SplitColumn shared[kSplitThreads];
+  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
     *task.maximum = 0;
     task.split.scale[1] = 0;
   }
+  const SvgdParticles& particles = task.particles;
+  const auto* data = static_cast<const scalar*>(particles.data);
+  const int64_t column = int64_t{blockIdx.x} * kSplitColumns + threadIdx.x % kSplitColumns;
+  constexpr int lanes = kSplitThreads / kSplitColumns;
+  SplitColumn result;
+  if (column < particles.dim) {
+#pragma unroll 4
+    for (int64_t row = int64_t{blockIdx.y} * lanes + threadIdx.x / kSplitColumns;
+         row < particles.count; row += int64_t{gridDim.y} * lanes) {
+      const float x = to_accumulate(data[row * particles.stride + column]);
+      result.merge({x, x, x});
+    }
+  }
+  shared[threadIdx.x] = result;
+  __syncthreads();
+  if (threadIdx.x >= kSplitColumns || column >= particles.dim) return;
+  for (int other = kSplitColumns; other < kSplitThreads; other += kSplitColumns) {
+    result.merge(shared[threadIdx.x + other]);
+  }
+  task.columns[blockIdx.y * particles.dim + column] = result;
+}
+
+static __global__ void __launch_bounds__(kSplitThreads)
+    svgd_split_mean(const __grid_constant__ SplitTask task) {
+  const int64_t column = int64_t{blockIdx.x} * kSplitThreads + threadIdx.x;
   if (column >= task.particles.dim) return;
-  double sum = 0;
-  for (int block = 0; block < row_blocks; ++block) {
-    sum += task.sums[block * task.particles.dim + column];
+  SplitColumn total;
+#pragma unroll 8
+  for (int block = 0; block < kSplitRowBlocks; ++block) {
+    total.merge(task.columns[block * task.particles.dim + column]);
   }
-  task.split.mean[column] = static_cast<float>(sum / static_cast<double>(task.particles.count));
-}
-
-__device__ inline unsigned warp_maximum(unsigned bits) {
-#pragma unroll
-  for (int mask = kWarpSize / 2; mask > 0; mask /= 2) {
-    bits = max(bits, __shfl_xor_sync(0xffffffffu, bits, mask));
-  }
-  return bits;
-}
-
-template <typename scalar>
-__global__ void __launch_bounds__(kSplitThreads)
-    svgd_split_maximum(const __grid_constant__ SplitTask task) {
-  unsigned largest = 0;
-  for_each_in_column<scalar>(task.particles, [&](float x, int64_t column) {
-    largest = max(largest, __float_as_uint(fabsf(x - task.split.mean[column])));
-  });
-  largest = warp_maximum(largest);
-  if (threadIdx.x % kWarpSize == 0) atomicMax(task.maximum, largest);
+  const auto mean = static_cast<float>(total.sum / static_cast<double>(task.particles.count));
+  task.split.mean[column] = mean;
+  // Subtraction is monotonic, rounded or not: one of the extremes is furthest from the mean.
+  atomicMax(task.maximum, max(__float_as_uint(fabsf(total.least - mean)),
+                              __float_as_uint(fabsf(total.most - mean))));
 }
 
 // The power of two that brings the largest |x - mean| to [2^8, 2^9); 1 where that is 0 or no
@@ -109,6 +104,8 @@ __global__ void __launch_bounds__(kSplitThreads)
   const SplitParticles& split = task.split;
   const auto* data = static_cast<const scalar*>(particles.data);
   const float scale = split_scale(*task.maximum);
+  const int width = split_width(split.padded_dim);
+  const int chunks = split.padded_dim / width;
   const int lane = threadIdx.x % kWarpSize;
   constexpr int warps = kSplitThreads / kWarpSize;
   if (blockIdx.x == 0 && threadIdx.x == 0) split.scale[0] = scale;
@@ -122,14 +119,20 @@ __global__ void __launch_bounds__(kSplitThreads)
           inside
               ? (to_accumulate(data[row * particles.stride + column]) - split.mean[column]) * scale
               : 0.0f;
-      const __half high = __float2half_rn(y);
-      split.high[row * split.padded_dim + column] = high;
-      split.low[row * split.padded_dim + column] = __float2half_rn(y - __half2float(high));
       norm.value = fmaf(y, y, norm.value);
+      if (split.slots == nullptr) continue;
+      const __half high = __float2half_rn(y);
+      __half* slot = split.slots + (row / kSplitTile * chunks + column / width) *
+                                       static_cast<int64_t>(split_slot_size(width));
+      const auto line = static_cast<int>(row % kSplitTile);
+      const int offset = swizzled((line * width + column % width) * 2, width * 2) / 2;
+      slot[offset] = high;
+      slot[offset + kSplitTile * width] = __float2half_rn(y - __half2float(high));
     }
     norm = reduce_group<Sum<float>>(norm, kWarpSize, nullptr);
-    if (lane == 0) split.norms[row] = norm.value;
-    largest = max(largest, __float_as_uint(norm.value));
+    const bool padded = row >= particles.count;
+    if (lane == 0) split.norms[row] = padded ? INFINITY : norm.value;
+    if (!padded) largest = max(largest, __float_as_uint(norm.value));
   }
   if (lane == 0) atomicMax(reinterpret_cast<unsigned*>(&split.scale[1]), largest);
 }

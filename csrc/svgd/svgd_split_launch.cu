@@ -5,42 +5,38 @@
 #include "common/memory_parts.h"
 #include "svgd/svgd_split.h"
 #include "svgd/svgd_split_kernel.cuh"
+#include "svgd/svgd_tuning.h"
 
 namespace fused_ops {
 namespace {
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-SplitTask make_split_task(const SvgdParticles& particles, MemoryParts& parts) {
+SplitTask make_split_task(const SvgdParticles& particles, bool with_slots, MemoryParts& parts) {
   SplitTask task{};
   task.particles = particles;
   SplitParticles& split = task.split;
   split.padded_count = ceil_div(particles.count, 128) * 128;
-  split.padded_dim = static_cast<int>(particles.dim <= 16   ? 16
-                                      : particles.dim <= 32 ? 32
-                                                            : ceil_div(particles.dim, 64) * 64);
-  split.high = parts.take<__half>(split.padded_count * split.padded_dim);
-  split.low = parts.take<__half>(split.padded_count * split.padded_dim);
+  split.padded_dim = static_cast<int>(padded_dim(particles.dim));
+  if (with_slots) split.slots = parts.take<__half>(split.padded_count * split.padded_dim * 2);
   split.norms = parts.take<float>(split.padded_count);
   split.mean = parts.take<float>(particles.dim);
   split.scale = parts.take<float>(2);
-  task.sums = parts.take<double>(kSplitRowBlocks * particles.dim);
+  task.columns = parts.take<SplitColumn>(kSplitRowBlocks * particles.dim);
   task.maximum = parts.take<unsigned>(1);
   return task;
 }
 
 }  // namespace
 
-int64_t svgd_split_bytes(const SvgdParticles& particles) {
+int64_t svgd_split_bytes(const SvgdParticles& particles, bool with_slots) {
   MemoryParts parts(nullptr);
-  make_split_task(particles, parts);
+  make_split_task(particles, with_slots, parts);
   return parts.bytes();
 }
 
-cudaError_t launch_svgd_split(const SvgdParticles& particles, void* memory, SplitParticles& split,
-                              cudaStream_t stream) {
+cudaError_t launch_svgd_split(const SvgdParticles& particles, bool with_slots, void* memory,
+                              SplitParticles& split, cudaStream_t stream) {
   MemoryParts parts(memory);
-  const SplitTask task = make_split_task(particles, parts);
+  const SplitTask task = make_split_task(particles, with_slots, parts);
   split = task.split;
   return dispatch_scalar(particles.type, [&](auto* pointer) {
     using scalar = std::remove_pointer_t<decltype(pointer)>;
@@ -52,9 +48,8 @@ cudaError_t launch_svgd_split(const SvgdParticles& particles, void* memory, Spli
       const auto means = static_cast<unsigned>(ceil_div(particles.dim, kSplitThreads));
       const auto rows = static_cast<unsigned>(
           std::min<int64_t>(ceil_div(split.padded_count, kSplitThreads / kWarpSize), 1024));
-      svgd_split_sums<scalar><<<shares, kSplitThreads, 0, stream>>>(task);
-      svgd_split_mean<<<means, kSplitThreads, 0, stream>>>(task, kSplitRowBlocks);
-      svgd_split_maximum<scalar><<<shares, kSplitThreads, 0, stream>>>(task);
+      svgd_split_columns<scalar><<<shares, kSplitThreads, 0, stream>>>(task);
+      svgd_split_mean<<<means, kSplitThreads, 0, stream>>>(task);
       svgd_split_rows<scalar><<<rows, kSplitThreads, 0, stream>>>(task);
       return cudaGetLastError();
     }

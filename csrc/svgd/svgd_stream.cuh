@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // What the kernels of the streamed update share: the shape of their tiles and their task.
 //
-// A slot is one 64 x width matrix of halves, high parts then low parts, as the kernel wants it in
-// shared memory. A tile of 64 particles j has `chunks` slots of coordinates y = (x - m) * scale,
-// (64 particles, width dimensions) each, then as many of values, (width dimensions, 64 particles).
-// So a block reads its tiles as one linear stream of slots.
+// Beside its slots of coordinates (svgd_split.h) a tile of 64 particles j has as many of values,
+// (width dimensions, 64 particles) each. A block reads its tiles as one linear stream of slots,
+// those of a tile's coordinates and then those of its values.
 
 #pragma once
 
@@ -19,12 +18,7 @@
 
 namespace fused_ops {
 
-constexpr int kStreamTile = 64;
 constexpr int kStreamThreads = 256;  // of the kernels around the streaming one
-constexpr int kMaxStreamDim = 256;
-
-constexpr int stream_width(int padded_dim) { return padded_dim < 64 ? padded_dim : 64; }
-constexpr int stream_slot_size(int width) { return 2 * kStreamTile * width; }
 
 // Powers of two that keep low parts of K and V above float16's smallest number: K is at most 2^14,
 // the largest value is brought to [2^13, 2^14).
@@ -39,7 +33,7 @@ struct StreamTask {
   float* maxima;  // of |V|, one a block of svgd_stream_maximum
   int maximum_blocks;
   float* bias;     // (padded_count): -|x_i - m|^2 / (2h) * log2(e), minus infinity past the end
-  __half* slots;   // (padded_count / 64, 2 * chunks, slot)
+  __half* values;  // (padded_count / 64, padded_dim / width, slot)
   float* sums;     // (splits, padded_count, padded_dim): scaled sums of K_ij V_j over j != i
   float* weights;  // (splits, padded_count): scaled sums of K_ij over j != i
   int tiles;       // of 64 particles

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Before and after the streaming kernel: its slots from the particles, phi from its sums.
+// Before and after the streaming kernel: its slots of values, phi from its sums.
 //
 // With c = repulsion / h and the mean m, phi_i = 1/N [ s_i + sum_{j != i} K_ij V_j
 // + c (x_i - m) sum_{j != i} K_ij ] with the values V_j = s_j - c (x_j - m). Particle i itself is
@@ -7,7 +7,7 @@
 // c has no bound that the halves of V could hold, so V is scaled by its maximum.
 //
 // svgd_stream_maximum  the maximum of |V|, one number a block
-// svgd_stream_tiles    slots of coordinates and values, and what the other kernels need to know
+// svgd_stream_tiles    slots of values, and what the other kernels need to know
 // svgd_stream_result   phi or the step, and whether the direct kernel has to replace it
 
 #pragma once
@@ -16,15 +16,6 @@
 #include "svgd/svgd_stream.cuh"
 
 namespace fused_ops {
-
-struct Maximum {
-  unsigned bits = 0;  // of a non-negative float: ordered alike, and NaN above infinity
-  __device__ void merge(const Maximum& other) { bits = other.bits > bits ? other.bits : bits; }
-};
-
-__device__ inline Maximum shuffle_xor(const Maximum& maximum, int mask) {
-  return {__shfl_xor_sync(0xffffffffu, maximum.bits, mask)};
-}
 
 __device__ inline float repulsion_over_bandwidth(const SvgdUpdate& update) {
   return KernelScale<float>(SteinKernel::rbf, bandwidth_value(update),
@@ -88,44 +79,23 @@ __device__ inline StreamState stream_state(const StreamTask& task, Maximum* shar
   return state;
 }
 
-// Coordinates of one slot: rows of the split particles, swizzled.
-template <int width>
-__device__ inline void fill_coordinates(const StreamTask& task, int tile, int chunk) {
-  constexpr int row_bytes = width * sizeof(__half);
-  constexpr int units = row_bytes / 16;
-  const int chunks = task.split.padded_dim / width;
-  char* slot = reinterpret_cast<char*>(task.slots + (int64_t{tile} * 2 * chunks + chunk) *
-                                                        stream_slot_size(width));
-  for (int index = threadIdx.x; index < 2 * kStreamTile * units; index += kStreamThreads) {
-    const int part = index / (kStreamTile * units);
-    const int row = index / units % kStreamTile;
-    const int unit = index % units;
-    const __half* source = (part == 0 ? task.split.high : task.split.low) +
-                           (int64_t{tile} * kStreamTile + row) * task.split.padded_dim +
-                           chunk * width + unit * 8;
-    *reinterpret_cast<uint4*>(slot + part * kStreamTile * row_bytes +
-                              swizzled<row_bytes>(row * row_bytes + unit * 16)) =
-        *reinterpret_cast<const uint4*>(source);
-  }
-}
-
 // Values of one slot: a thread forms those of eight particles, which lie together, from loads that
 // neighbours make together. Shared memory turns its stores into whole lines.
 template <typename scalar, int width>
 __device__ inline void fill_values(const StreamTask& task, const StreamState& state, int tile,
                                    int chunk, char* image) {
-  constexpr int row_bytes = kStreamTile * sizeof(__half);
+  constexpr int row_bytes = kSplitTile * sizeof(__half);
   constexpr int together = 8;
   const int chunks = task.split.padded_dim / width;
   const SvgdParticles& particles = task.update.particles;
   const float repulsion = repulsion_over_bandwidth(task.update);
-  for (int index = threadIdx.x; index < kStreamTile / together * width; index += kStreamThreads) {
+  for (int index = threadIdx.x; index < kSplitTile / together * width; index += kStreamThreads) {
     const int first = index / width * together;
     const int column = index % width;
     Vector<__half, together> high, low;
 #pragma unroll
     for (int j = 0; j < together; ++j) {
-      const int64_t row = int64_t{tile} * kStreamTile + first + j;
+      const int64_t row = int64_t{tile} * kSplitTile + first + j;
       const int d = chunk * width + column;
       const float value = row < particles.count && d < particles.dim
                               ? value_at<scalar>(task, repulsion, row, d) * state.value_scale
@@ -133,14 +103,14 @@ __device__ inline void fill_values(const StreamTask& task, const StreamState& st
       high.value[j] = __float2half_rn(value);
       low.value[j] = __float2half_rn(value - __half2float(high.value[j]));
     }
-    const int offset = swizzled<row_bytes>(column * row_bytes + first * 2);
+    const int offset = swizzled(column * row_bytes + first * 2, row_bytes);
     *reinterpret_cast<Vector<__half, together>*>(image + offset) = high;
     *reinterpret_cast<Vector<__half, together>*>(image + width * row_bytes + offset) = low;
   }
   __syncthreads();
-  auto* slot = reinterpret_cast<uint4*>(task.slots + (int64_t{tile} * 2 * chunks + chunks + chunk) *
-                                                         stream_slot_size(width));
-  for (int index = threadIdx.x; index < stream_slot_size(width) / 8; index += kStreamThreads) {
+  auto* slot = reinterpret_cast<uint4*>(task.values +
+                                        (int64_t{tile} * chunks + chunk) * split_slot_size(width));
+  for (int index = threadIdx.x; index < split_slot_size(width) / 8; index += kStreamThreads) {
     slot[index] = reinterpret_cast<const uint4*>(image)[index];
   }
 }
@@ -150,16 +120,15 @@ template <typename scalar, int width>
 __global__ void __launch_bounds__(kStreamThreads)
     svgd_stream_tiles(const __grid_constant__ StreamTask task) {
   __shared__ Maximum maxima[kStreamThreads / kWarpSize];
-  __shared__ uint4 image[stream_slot_size(width) / 8];
+  __shared__ uint4 image[split_slot_size(width) / 8];
   const auto tile = static_cast<int>(blockIdx.x);
   const auto chunk = static_cast<int>(blockIdx.y);
   const StreamState state = stream_state(task, maxima);
   if (tile == 0 && chunk == 0 && threadIdx.x == 0) *task.state = state;
   if (state.direct != 0) return;
-  fill_coordinates<width>(task, tile, chunk);
   fill_values<scalar, width>(task, state, tile, chunk, reinterpret_cast<char*>(image));
-  if (chunk == 0 && threadIdx.x < kStreamTile) {
-    const int64_t row = int64_t{tile} * kStreamTile + threadIdx.x;
+  if (chunk == 0 && threadIdx.x < kSplitTile) {
+    const int64_t row = int64_t{tile} * kSplitTile + threadIdx.x;
     task.bias[row] =
         row < task.update.particles.count ? -0.5f * state.slope * task.split.norms[row] : -INFINITY;
   }

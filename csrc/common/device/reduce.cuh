@@ -21,6 +21,16 @@ __device__ inline Sum<T> shuffle_xor(const Sum<T>& sum, int mask) {
   return {__shfl_xor_sync(0xffffffffu, sum.value, mask)};
 }
 
+// Of non-negative floats by their bits, which order alike with NaN above infinity; or of any keys.
+struct Maximum {
+  unsigned bits = 0;
+  __device__ void merge(const Maximum& other) { bits = other.bits > bits ? other.bits : bits; }
+};
+
+__device__ inline Maximum shuffle_xor(const Maximum& maximum, int mask) {
+  return {__shfl_xor_sync(0xffffffffu, maximum.bits, mask)};
+}
+
 // The merged value, in every thread of its group and with the same bits. All threads of the block
 // must call it; `shared` holds one value per warp and is used only by groups wider than a warp.
 template <typename Value>

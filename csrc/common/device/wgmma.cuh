@@ -20,9 +20,7 @@ constexpr int kMmaDepth = 16;  // halves of K in one instruction
 
 // Where byte `offset` of a matrix with rows of `row_bytes` lies: bits 4.. are mixed with bits 7..,
 // so that the same 16 bytes of eight rows in a row lie on different banks.
-template <int row_bytes>
-__host__ __device__ constexpr int swizzled(int offset) {
-  static_assert(row_bytes == 32 || row_bytes == 64 || row_bytes == 128);
+__host__ __device__ constexpr int swizzled(int offset, int row_bytes) {
   return offset ^ ((offset >> 3) & (row_bytes - 16));
 }
 
