@@ -64,6 +64,7 @@ struct BracketTask {
   unsigned* list;  // keys
   int2* pairs;     // of the keys on the list, where `tensor_cores`
   int64_t capacity;
+  float most_doubt;      // in BracketPolicy
   double* partial_sums;  // of all distances, by the blocks of svgd_direct_count
   int direct_blocks;
   float* bandwidth;
@@ -116,51 +117,72 @@ struct RankPlace {
   bool found;      // whether the histogram reaches the rank at all
 };
 
-// The bin of a complete histogram in device memory that holds the rank. All threads of the block
-// call it and get the same.
-__device__ inline RankPlace find_rank(const unsigned* histogram, unsigned rank) {
+// The bins of complete histograms in device memory that hold `wanted` ranks: of histogram
+// `histograms[index]` for rank `ranks[index]`. All threads of the block call it and get the same.
+template <int wanted>
+__device__ inline void find_ranks(const unsigned* const (&histograms)[wanted],
+                                  const unsigned (&ranks)[wanted], RankPlace (&places)[wanted]) {
   constexpr int per_thread = kBins / kTileThreads;
+  constexpr int warps = kTileThreads / kWarpSize;
   static_assert(per_thread == 8);
-  __shared__ unsigned warp_sums[kTileThreads / kWarpSize];
-  __shared__ RankPlace place;
-  unsigned counts[per_thread];
-  unsigned sum = 0;
-#pragma unroll
-  for (int part = 0; part < per_thread; part += 4) {
-    const uint4 four =
-        __ldcg(reinterpret_cast<const uint4*>(histogram + threadIdx.x * per_thread + part));
-    counts[part] = four.x;
-    counts[part + 1] = four.y;
-    counts[part + 2] = four.z;
-    counts[part + 3] = four.w;
-    sum += four.x + four.y + four.z + four.w;
-  }
-  unsigned before = sum;  // becomes the sum of all bins before this thread's
+  __shared__ unsigned warp_sums[wanted][warps];
+  __shared__ RankPlace found[wanted];
   const int lane = threadIdx.x % kWarpSize;
   const int warp = threadIdx.x / kWarpSize;
-  for (int offset = 1; offset < kWarpSize; offset *= 2) {
-    const unsigned other = __shfl_up_sync(0xffffffffu, before, offset);
-    if (lane >= offset) before += other;
-  }
-  __syncthreads();  // until the last call's place is read
-  if (lane == kWarpSize - 1) warp_sums[warp] = before;
-  if (threadIdx.x == 0) place.found = false;
-  __syncthreads();
-  for (int other = 0; other < warp; ++other) before += warp_sums[other];
-  before -= sum;
-  if (before <= rank && rank < before + sum) {
-    bool found = false;
+  unsigned counts[wanted][per_thread];
+  unsigned sums[wanted];
+  unsigned before[wanted];  // becomes the sum of all bins before this thread's
+  __syncthreads();          // until the last call's places are read
 #pragma unroll
-    for (int part = 0; part < per_thread; ++part) {
-      if (!found && rank < before + counts[part]) {
-        found = true;
-        place = {threadIdx.x * per_thread + part, rank - before, counts[part], true};
+  for (int index = 0; index < wanted; ++index) {
+    const auto* bins = reinterpret_cast<const uint4*>(histograms[index] + threadIdx.x * per_thread);
+    const uint4 low = __ldcg(bins);
+    const uint4 high = __ldcg(bins + 1);
+    const unsigned all[per_thread] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    sums[index] = 0;
+#pragma unroll
+    for (int bin = 0; bin < per_thread; ++bin) sums[index] += counts[index][bin] = all[bin];
+    before[index] = sums[index];
+    if (threadIdx.x == 0) found[index].found = false;
+  }
+  for (int offset = 1; offset < kWarpSize; offset *= 2) {
+#pragma unroll
+    for (int index = 0; index < wanted; ++index) {
+      const unsigned other = __shfl_up_sync(0xffffffffu, before[index], offset);
+      if (lane >= offset) before[index] += other;
+    }
+  }
+#pragma unroll
+  for (int index = 0; index < wanted; ++index) {
+    if (lane == kWarpSize - 1) warp_sums[index][warp] = before[index];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int index = 0; index < wanted; ++index) {
+    for (int other = 0; other < warp; ++other) before[index] += warp_sums[index][other];
+    before[index] -= sums[index];
+    const unsigned rank = ranks[index];
+    if (before[index] > rank || rank >= before[index] + sums[index]) continue;
+    bool settled = false;
+#pragma unroll
+    for (int bin = 0; bin < per_thread; ++bin) {
+      if (!settled && rank < before[index] + counts[index][bin]) {
+        settled = true;
+        found[index] = {threadIdx.x * per_thread + bin, rank - before[index], counts[index][bin],
+                        true};
       }
-      before += counts[part];
+      before[index] += counts[index][bin];
     }
   }
   __syncthreads();
-  return place;
+#pragma unroll
+  for (int index = 0; index < wanted; ++index) places[index] = found[index];
+}
+
+__device__ inline RankPlace find_rank(const unsigned* histogram, unsigned rank) {
+  RankPlace places[1];
+  find_ranks<1>({histogram}, {rank}, places);
+  return places[0];
 }
 
 // Adds a block's histogram in shared memory to one in device memory.

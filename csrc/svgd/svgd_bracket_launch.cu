@@ -32,6 +32,7 @@ BracketMemory make_task(const SvgdParticles& particles, BandwidthRule rule,
   task.ranks = median_ranks(rule, particles.count);
   task.sample_size = bracket.sample_size;
   task.capacity = bracket.capacity;
+  task.most_doubt = static_cast<float>(bracket.most_doubt);
   const int64_t edge = ceil_div(particles.count, kPairTile);
   task.direct_blocks = static_cast<int>(
       std::min<int64_t>(edge * (edge + 1) / 2, int64_t{2} * limits.multiprocessors));

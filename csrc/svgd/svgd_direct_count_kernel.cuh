@@ -19,9 +19,9 @@ static_assert(kPairTile / kPairPatch * (kPairTile / kPairPatch) == kTileThreads)
 
 struct alignas(16) CountShared {
   CoordinateTile<float, kPairTile> i, j;
-  unsigned listed;        // of this tile
-  Count first;            // where in the list they go
-  Count equal[kBracket];  // of all the block's tiles
+  unsigned listed;           // of this tile
+  Count first;               // where in the list they go
+  unsigned equal[kBracket];  // of all the block's tiles
 };
 using CountSums = float[kPairPatch * kPairPatch][kTileThreads];
 
@@ -160,22 +160,33 @@ __device__ inline void visit_patch(const BracketTask& task,
   });
   counts.below += below;
   if (bracket[0] == 0) {  // the mean of all takes a zero median's place
-    each([&](unsigned key) { counts.sum += key == kNoKey ? 0.0f : __uint_as_float(key); });
+#pragma unroll
+    for (int a = 0; a < kPairPatch; ++a) {
+      float sum = 0;
+#pragma unroll
+      for (int b = 0; b < kPairPatch; ++b) {
+        sum += __float_as_uint(distances[a][b]) == kNoKey ? 0.0f : distances[a][b];
+      }
+      counts.sum += sum;
+    }
   }
   counts.nan |= largest > static_cast<int>(kInfinityKey);
   if (inside != 0) {
-    unsigned equal[kBracket] = {};
-    each([&](unsigned key) {
-      // Ends and middle may coincide: the first takes all.
-      const bool is_low = key == bracket[0];
-      const bool is_middle = !is_low && key == bracket[1];
-      equal[0] += is_low;
-      equal[1] += is_middle;
-      equal[2] += !is_low && !is_middle && key == bracket[2];
-    });
+    // Ends and middle may coincide: the first takes all.
+    unsigned equal[kBracket] = {inside};
+    if (span != 0) {
+      equal[0] = 0;
+      each([&](unsigned key) {
+        const bool is_low = key == bracket[0];
+        const bool is_middle = !is_low && key == bracket[1];
+        equal[0] += is_low;
+        equal[1] += is_middle;
+        equal[2] += !is_low && !is_middle && key == bracket[2];
+      });
+    }
 #pragma unroll
     for (int index = 0; index < kBracket; ++index) {
-      if (equal[index] != 0) atomicAdd(&shared.equal[index], Count{equal[index]});
+      if (equal[index] != 0) atomicAdd(&shared.equal[index], equal[index]);
     }
     listed = inside - equal[0] - equal[1] - equal[2];
     if (listed != 0) slot = atomicAdd(&shared.listed, listed);
@@ -224,7 +235,8 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   }
   if (counts.below != 0) atomicAdd(&state.direct.below, counts.below);
   // The last tile ended in a barrier.
-  if (threadIdx.x < kBracket) atomicAdd(&state.equal[threadIdx.x], shared.equal[threadIdx.x]);
+  if (threadIdx.x < kBracket)
+    atomicAdd(&state.equal[threadIdx.x], Count{shared.equal[threadIdx.x]});
   if (counts.nan) state.nan = 1;  // every writer writes the same
   const Sum<double> sum = reduce_group(Sum<double>{counts.sum}, kTileThreads, sums);
   if (threadIdx.x == 0) task.partial_sums[blockIdx.x] = sum.value;

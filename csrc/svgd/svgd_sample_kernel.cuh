@@ -41,14 +41,13 @@ __device__ inline void settle_bracket(const BracketTask& task) {
   BracketState& state = *task.state;
   if (!task.tensor_cores) return;
   constexpr float least = 1e-30f;  // a distance of which a float keeps all digits
-  constexpr float most_doubt = 0.25f;
   const float scale = task.split.scale[0];
   const float low = __uint_as_float(state.bracket[0]);
   const float high = __uint_as_float(state.bracket[kBracket - 1]);
   const float width = (high - low) * scale * scale;
   const float error =
       distance_error(task.split.padded_dim, task.split.scale[1], high * scale * scale);
-  if (low >= least && isfinite(width) && 6 * error <= most_doubt * width) {
+  if (low >= least && isfinite(width) && 6 * error <= task.most_doubt * width) {
     state.by_products = 1;
     state.low = low * scale * scale - 3 * error;
     state.width = width + 6 * error;
@@ -109,12 +108,15 @@ __global__ void __launch_bounds__(kTileThreads)
       flush_histogram(shared.histograms[index], state.sample[digit][index]);
     }
     grid.sync();
+    const auto& histograms = state.sample[digit];
+    RankPlace places[kBracket];
+    find_ranks<kBracket>(
+        {histograms[0], histograms[digit == 0 ? 0 : 1], histograms[digit == 0 ? 0 : 2]}, ranks,
+        places);
 #pragma unroll
     for (int index = 0; index < kBracket; ++index) {
-      const RankPlace place =
-          find_rank(state.sample[digit][index < searched ? index : 0], ranks[index]);
-      prefixes[index] = prefixes[index] << bits | place.bin;
-      ranks[index] = place.rank;
+      prefixes[index] = prefixes[index] << bits | places[index].bin;
+      ranks[index] = places[index].rank;
     }
   }
   if (blockIdx.x != 0 || threadIdx.x != 0) return;

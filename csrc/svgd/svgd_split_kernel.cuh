@@ -20,6 +20,8 @@ namespace fused_ops {
 constexpr int kSplitThreads = 256;
 constexpr int kSplitColumns = 64;  // of a block; each has kSplitThreads / kSplitColumns threads
 constexpr int kSplitRowBlocks = 64;
+constexpr int kSplitMeanThreads = 8;                            // to a column
+constexpr int kSplitMeans = kSplitThreads / kSplitMeanThreads;  // of a block
 constexpr int kLargestExponent = 8;
 
 struct SplitColumn {
@@ -33,6 +35,12 @@ struct SplitColumn {
     most = fmaxf(most, other.most);
   }
 };
+
+__device__ inline SplitColumn shuffle_xor(const SplitColumn& column, int mask) {
+  return {__shfl_xor_sync(0xffffffffu, column.sum, mask),
+          __shfl_xor_sync(0xffffffffu, column.least, mask),
+          __shfl_xor_sync(0xffffffffu, column.most, mask)};
+}
 
 struct SplitTask {
   SvgdParticles particles;
@@ -71,15 +79,20 @@ __global__ void __launch_bounds__(kSplitThreads)
   task.columns[blockIdx.y * particles.dim + column] = result;
 }
 
+// A group of eight threads to a column.
 static __global__ void __launch_bounds__(kSplitThreads)
     svgd_split_mean(const __grid_constant__ SplitTask task) {
-  const int64_t column = int64_t{blockIdx.x} * kSplitThreads + threadIdx.x;
-  if (column >= task.particles.dim) return;
+  const int64_t column = int64_t{blockIdx.x} * kSplitMeans + threadIdx.x / kSplitMeanThreads;
   SplitColumn total;
-#pragma unroll 8
-  for (int block = 0; block < kSplitRowBlocks; ++block) {
-    total.merge(task.columns[block * task.particles.dim + column]);
+  if (column < task.particles.dim) {
+#pragma unroll
+    for (int block = threadIdx.x % kSplitMeanThreads; block < kSplitRowBlocks;
+         block += kSplitMeanThreads) {
+      total.merge(task.columns[block * task.particles.dim + column]);
+    }
   }
+  total = reduce_group<SplitColumn>(total, kSplitMeanThreads, nullptr);
+  if (column >= task.particles.dim || threadIdx.x % kSplitMeanThreads != 0) return;
   const auto mean = static_cast<float>(total.sum / static_cast<double>(task.particles.count));
   task.split.mean[column] = mean;
   // Subtraction is monotonic, rounded or not: one of the extremes is furthest from the mean.

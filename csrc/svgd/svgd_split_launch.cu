@@ -45,7 +45,7 @@ cudaError_t launch_svgd_split(const SvgdParticles& particles, bool with_slots, v
     } else {
       const auto columns = static_cast<unsigned>(ceil_div(particles.dim, kSplitColumns));
       const dim3 shares(columns, kSplitRowBlocks);
-      const auto means = static_cast<unsigned>(ceil_div(particles.dim, kSplitThreads));
+      const auto means = static_cast<unsigned>(ceil_div(particles.dim, kSplitMeans));
       const auto rows = static_cast<unsigned>(
           std::min<int64_t>(ceil_div(split.padded_count, kSplitThreads / kWarpSize), 1024));
       svgd_split_columns<scalar><<<shares, kSplitThreads, 0, stream>>>(task);

@@ -86,6 +86,15 @@ struct WarpList {
   }
 };
 
+// A stack's entry: (distance & mask) | index in one instruction, which takes one literal only.
+__device__ inline unsigned stack_entry(unsigned distance, unsigned index) {
+  unsigned entry;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;"
+      : "=r"(entry)
+      : "r"(distance), "r"(~(kTileElements - 1u)), "r"(index));
+  return entry;
+}
+
 // Where element `index` of a thread's accumulator stands in its tile (wgmma.cuh).
 __device__ inline int element_row(int index) {
   return threadIdx.x % kWarpgroupSize / kWarpSize * 16 + threadIdx.x % kWarpSize / 4 +
@@ -149,51 +158,51 @@ __global__ void __launch_bounds__(CountShape<dim>::threads, 1)
   const unsigned width = __float_as_uint(state.width);
   const float unscale = 1 / task.split.scale[0] / task.split.scale[0];
   const float* norms = task.split.norms + int64_t{query_tile} * kSplitTile;
-  const float above_low[2] = {norms[element_row(0)] - low, norms[element_row(2)] - low};
-  unsigned* const stack = &shared.stacks[0][threadIdx.x];
+  const float norms_i[2] = {norms[element_row(0)], norms[element_row(2)]};
+  // As an offset from the start of shared memory: a pointer costs twice the instructions.
+  const auto bottom =
+      static_cast<unsigned>(reinterpret_cast<char*>(&shared.stacks[0][threadIdx.x]) - memory);
+  constexpr unsigned entry_bytes = sizeof(shared.stacks[0]);
   WarpList list{task};
   Count below = 0;
   barrier_wait(&shared.query_full, 0);
   for (int step = begin; step < end; ++step) {
-    // Opposite tiles of an even number meet twice.
-    const int offset = step - group;
-    const bool owned = tile_i < tiles && offset >= 0 && offset <= half &&
-                       !(tiles % 2 == 0 && offset == half && tile_i >= half);
-    if (!owned) {
-      for (int chunk = 0; chunk < Shape::chunks; ++chunk) {
-        ring.take();
-        ring.release();
-      }
-      continue;
-    }
     float products[kTileElements];
     const int slot = ring.multiply_coordinates(products);
+    const int offset = step - group;
     if (offset == 0) {
 #pragma unroll
       for (int index = 0; index < kTileElements; ++index) {
         if (element_row(index) >= element_column(index)) products[index] = -INFINITY;
       }
     }
+    // Tiles before and after its own share pass by a group, and opposite tiles of an even number
+    // meet twice: infinite distances count for nothing. A branch around the products would make the
+    // compiler wait after each.
+    const bool owned = tile_i < tiles && offset >= 0 && offset <= half &&
+                       !(tiles % 2 == 0 && offset == half && tile_i >= half);
+    const float above_low[2] = {owned ? norms_i[0] - low : INFINITY,
+                                owned ? norms_i[1] - low : INFINITY};
     unsigned tile_below = 0;
-    unsigned* top = stack;
+    unsigned top = bottom;
 #pragma unroll
-    for (int index = 0; index < kTileElements; index += 2) {
-      const auto norm = load<2>(&shared.numbers[slot][element_column(index)]);
+    for (int first = 0; first < kTileElements; first += 4) {
+      const auto norm = load<2>(&shared.numbers[slot][element_column(first)]);
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
+      for (int index = first; index < first + 4; ++index) {
         const float from_low =
-            fmaf(products[index + e], -2.0f, above_low[index / 2 % 2] + norm.value[e]);
+            fmaf(products[index], -2.0f, above_low[index / 2 % 2] + norm.value[index % 2]);
         const unsigned bits = __float_as_uint(from_low);
         tile_below += bits >> 31;
         if (bits <= width) {
-          *top = (bits & ~(kTileElements - 1u)) | (index + e);
-          top += Shape::threads;
+          *reinterpret_cast<unsigned*>(memory + top) = stack_entry(bits, index);
+          top += entry_bytes;
         }
       }
     }
     ring.release();
     below += tile_below;
-    flush_stacks(shared.stacks, static_cast<int>(top - stack) / Shape::threads, tile_i * kSplitTile,
+    flush_stacks(shared.stacks, static_cast<int>((top - bottom) / entry_bytes), tile_i * kSplitTile,
                  source.tile((step - begin) * Shape::chunks) * kSplitTile, low, unscale, list);
   }
   list.close();

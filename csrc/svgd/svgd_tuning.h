@@ -28,6 +28,7 @@ struct BracketPolicy {
   int64_t sample_size;  // 0: there is no bracket, the radix passes do it all
   double half_width;    // of the bracket, as a share of the pairs
   int64_t capacity;     // of the list of pairs inside
+  double most_doubt;    // that distances may leave, as a share of the bracket
   bool tensor_cores;
   int shares;  // among which a block's tiles are divided on tensor cores
 };
@@ -125,15 +126,21 @@ inline BracketPolicy choose_bracket_policy(int64_t count, int64_t dim, const Dev
   policy.shares = choose_splits(tiles / 2 + groups, blocks, limits.multiprocessors, 1);
   const int64_t reserved =
       policy.tensor_cores ? blocks * policy.shares * groups * 4 * kListChunk : 0;
-  const int64_t entry = policy.tensor_cores ? 12 : 4;  // bytes
-  const int64_t allowed = (int64_t{48} << 20) + 32 * count * dim;
+  const int64_t entry = policy.tensor_cores ? 12 : 4;              // bytes
+  const int64_t allowed = (int64_t{56} << 20) + 48 * count * dim;  // bytes
   for (int64_t size = least; size <= most; size *= 2) {
     if (size < most && size * 4096 < least * count) continue;
     policy.half_width = 5 / (2 * std::sqrt(static_cast<double>(size)));
-    // Half as much again for the chance in what is inside, and for distances with an error.
-    policy.capacity = static_cast<int64_t>(3 * policy.half_width * pairs) + 65536 + reserved;
-    policy.sample_size = policy.capacity * entry + size * 4 <= allowed ? size : 0;
-    if (policy.sample_size > 0) break;
+    // A quarter more than expected for the chance in what is inside; the rest is for distances with
+    // an error, which widen the bracket.
+    const double inside = 2 * policy.half_width * pairs;
+    const double places = static_cast<double>((allowed - 4 * size) / entry - reserved - 65536);
+    const double slack = std::min(places / inside, 2.5);
+    if (slack < 1.25) continue;
+    policy.sample_size = size;
+    policy.capacity = static_cast<int64_t>(slack * inside) + 65536 + reserved;
+    policy.most_doubt = slack - 1.25;
+    break;
   }
   return policy;
 }
