@@ -13,6 +13,7 @@ import torch
 L2_FLUSH_BYTES = 256 * 2**20  # several times the L2 of any GPU we know
 GRAPH_CALLS = 20
 GRAPH_WORTH_US = 500  # above it launch gaps no longer matter
+SLOW_US = 2e5  # fewer runs then
 
 
 def device_times(call: Callable, runs: int, cold: bool = True) -> list[float]:
@@ -108,9 +109,10 @@ def measure(call: Callable, device: str) -> dict:
         times = cpu_times(call, max(7, min(1000, int(1e6 / once))))
         return summary(times) | {"wall_us": statistics.median(times)}
     once = statistics.median(device_times(call, 3))
-    times = device_times(call, max(11, min(101, int(4e5 / once))))
+    fewest = 11 if once < SLOW_US else 3
+    times = device_times(call, max(fewest, min(101, int(4e5 / once))))
     row = summary(times)
-    row["wall_us"] = wall_time(call, max(5, min(300, int(3e5 / once))))
+    row["wall_us"] = wall_time(call, max(fewest // 2, min(300, int(3e5 / once))))
     if once < GRAPH_WORTH_US:
         row["graph_us"] = graph_time(call)
     row["launches"] = launches(call)

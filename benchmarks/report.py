@@ -76,7 +76,10 @@ def write_page(devices: dict) -> None:
         "",
         "`eager` is PyTorch's function, `compile` is torch.compile of it, compiled anew for each",
         "case. `recompute` is `fused` with `set_gradients_in_forward(False)`, `seed` a kernel as a",
-        "first attempt has it: a block of 256 threads to a row, no eps, forward only.",
+        "first attempt has it: a block of 256 threads to a row, no eps, forward only. For SVGD",
+        "`eager` forms all differences, `matrix` is the fastest form in PyTorch, products around",
+        "the mean, and `matrix_compile` that compiled; `seed` is torch.cdist, torch.median and a",
+        "kernel with a block to a particle; `highest` and `medium` are `fused` in that precision.",
     ]
     for device, cases in devices.items():
         versions = next(iter(cases.values()))["fused"]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The cases of SVGD: the update direction, a step, the median; Gaussian particles."""
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 
@@ -8,12 +9,17 @@ import torch
 
 import fused_ops
 from benchmarks.case import Case
+from benchmarks.svgd import seed
 
 CUDA_SHAPES = [
-    (100, 2), (256, 64), (1024, 32), (2048, 64), (4096, 64), (8192, 128), (32768, 64), (65536, 32),
+    (100, 2), (256, 64), (1024, 32), (2048, 64), (4096, 64), (8192, 128), (16384, 256), (32768, 64),
+    (65536, 32), (65536, 64), (262144, 16), (1_000_000, 3),
 ]  # fmt: skip
 CPU_SHAPES = [(100, 2), (1024, 32), (4096, 64)]
 LARGEST_REFERENCE = 2**28  # N * N * dim that the (N, N, dim) tensors of the reference may have
+LARGEST_MATRIX = 2**30  # N * N of the forms with (N, N) matrices
+LARGEST_COMPARISON = 2**28  # N * dim * rows of the differences that `exact` forms
+ROWS = 512  # of phi that are compared with float64 where all would take too long
 STEP_SIZE = 0.1
 
 
@@ -25,6 +31,18 @@ def reference_phi(particles: torch.Tensor, score: torch.Tensor) -> torch.Tensor:
     weight = torch.exp(-distances / (2 * bandwidth))
     repelled = (weight[:, :, None] * differences).sum(1) / bandwidth
     return (weight @ score + repelled) / len(particles)
+
+
+def matrix_phi(particles: torch.Tensor, score: torch.Tensor) -> torch.Tensor:
+    """The fastest form in PyTorch: products around the mean, no difference of two particles."""
+    count = len(particles)
+    centred = particles - particles.mean(0)
+    norms = centred.square().sum(1)
+    distances = (norms[:, None] + norms[None, :] - 2 * centred @ centred.T).clamp(min=0)
+    bandwidth = distances.flatten().median() / max(math.log(count), 1.0)
+    weight = torch.exp(distances * (-0.5 / bandwidth))
+    repelled = weight.sum(1, keepdim=True) * centred / bandwidth
+    return (weight @ (score - centred / bandwidth) + repelled) / count
 
 
 def reference_step(particles: torch.Tensor, score: torch.Tensor) -> torch.Tensor:
@@ -61,28 +79,60 @@ class SvgdCase(Case):
     def fits_reference(self) -> bool:
         return self.count * self.count * self.dim <= LARGEST_REFERENCE
 
+    @property
+    def rows(self) -> torch.Tensor | slice:
+        """What of the results is compared."""
+        if self.case == "median" or self.count * self.count * self.dim <= 2**33:
+            return slice(None)
+        return torch.arange(0, self.count, self.count // ROWS, device=self.device)
+
     def implementations(self) -> dict[str, Callable[[], torch.Tensor]]:
         functions = {"fused": FUSED[self.case]}
         if self.fits_reference:
             functions["eager"] = REFERENCES[self.case]
-        if self.fits_reference and self.case == "phi":  # whose parts the others are
-            functions["compile"] = torch.compile(reference_phi)
+        if self.case == "phi":  # whose parts the others are
+            if self.fits_reference:
+                functions["compile"] = torch.compile(reference_phi)
+            if self.count * self.count <= LARGEST_MATRIX:
+                functions["matrix"] = matrix_phi
+                functions["matrix_compile"] = torch.compile(matrix_phi)
+            if self.fits_reference and seed.takes(self.particles):
+                functions["seed"] = seed.phi
+            if self.device == "cuda" and self.count > 2048:  # below, it makes no difference
+                functions |= {
+                    precision: functools.partial(fused_ops.svgd_phi, precision=precision)
+                    for precision in ("highest", "medium")
+                }
         return {
             name: lambda function=function: function(self.particles, self.score)
             for name, function in functions.items()
         }
 
     def results(self, call: Callable) -> list[torch.Tensor]:
-        return [call()]
+        return [call()[self.rows] if self.case != "median" else call()]
 
     def exact(self) -> list[torch.Tensor]:
         particles, score = self.particles.double(), self.score.double()
-        # The float64 kernels compute directly too, in less memory than the reference needs.
-        function = REFERENCES[self.case] if self.fits_reference else FUSED[self.case]
-        return [function(particles, score)]
+        if self.fits_reference:
+            return [REFERENCES[self.case](particles, score)]
+        if isinstance(self.rows, slice):
+            # The float64 kernels compute directly too, in less memory than the reference needs.
+            return [FUSED[self.case](particles, score)]
+        # The float32 bandwidth is exact but for one rounding.
+        bandwidth = fused_ops.median_bandwidth(self.particles).double()
+        phi = []
+        for rows in self.rows.split(max(1, LARGEST_COMPARISON // particles.numel())):
+            differences = particles[rows, None] - particles[None]
+            weight = torch.exp(differences.square().sum(-1) / (-2 * bandwidth))
+            repelled = torch.einsum("ij,ijd->id", weight, differences) / bandwidth
+            phi.append((weight @ score + repelled) / self.count)
+        if self.case == "step":
+            return [particles[self.rows] + STEP_SIZE * torch.cat(phi)]
+        return [torch.cat(phi)]
 
 
 def cases(device: str, bandwidth: float) -> Iterator[Case]:
     for shape in CUDA_SHAPES if device == "cuda" else CPU_SHAPES:
-        for case in REFERENCES:
+        # A step and a median of very many particles would only take time.
+        for case in REFERENCES if shape[0] <= 65536 else ["phi"]:
             yield SvgdCase(case, *shape, torch.float32, device, bandwidth)

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "common/device/reduce.cuh"
+#include "common/device/vector.cuh"
 #include "common/device/wgmma.cuh"
 #include "svgd/svgd_split.h"
 
@@ -30,17 +31,21 @@ template <typename Shape>
 struct alignas(1024) RingShared {
   __half query[Shape::groups][Shape::chunks][Shape::slot_size];
   __half ring[Shape::slots][Shape::slot_size];
-  float numbers[Shape::slots][kSplitTile];
   uint64_t full[Shape::slots];
   uint64_t empty[Shape::slots];
   uint64_t query_full;
 };
 
+// Numbers of two particles side by side, which nobody writes meanwhile and many threads read.
+__device__ inline Vector<float, 2> load_pair(const float* address) {
+  const float2 pair = __ldg(reinterpret_cast<const float2*>(address));
+  return {pair.x, pair.y};
+}
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// A warpgroup waits for slots at the head and gives them up at the tail. `Source` tells for the
-// index of each slot of the stream where it is, `slot(index)`, and which 64 numbers come with it,
-// `numbers(index)` or null.
+// A warpgroup waits for slots at the head and gives them up at the tail. `Source::slot(index)` is
+// where in device memory each slot of the stream is.
 template <typename Shape, typename Source>
 struct Ring {
   Source source;
@@ -74,14 +79,10 @@ struct Ring {
   }
 
   __device__ void fill(int index) {
-    const int target = index % Shape::slots;
-    const float* numbers = source.numbers(index);
     constexpr int bytes = Shape::slot_size * sizeof(__half);
-    constexpr int number_bytes = kSplitTile * sizeof(float);
-    uint64_t* full = &shared.full[target];
-    barrier_expect(full, bytes + (numbers != nullptr ? number_bytes : 0));
-    bulk_copy(shared.ring[target], source.slot(index), bytes, full);
-    if (numbers != nullptr) bulk_copy(shared.numbers[target], numbers, number_bytes, full);
+    uint64_t* full = &shared.full[index % Shape::slots];
+    barrier_expect(full, bytes);
+    bulk_copy(shared.ring[index % Shape::slots], source.slot(index), bytes, full);
   }
 
   // The next slot, once it is full.
@@ -95,9 +96,8 @@ struct Ring {
     return slot;
   }
 
-  // Gives up the oldest slot; the warpgroup must be done with it.
+  // Gives up the oldest slot; the products with it must be done.
   __device__ void release() {
-    __syncwarp();  // all lanes have read the numbers before one of them says so
     if (threadIdx.x % kWarpSize == 0) barrier_arrive(&shared.empty[tail]);
     const int freed = released - Shape::lag;
     if (threadIdx.x == 0 && freed >= 0 && freed + Shape::slots < total) {
@@ -110,20 +110,18 @@ struct Ring {
   }
 
   // products = y_i y_j over all dimensions, as high * low + low * high + high * high: 22 bits of
-  // each coordinate. Returns the tile's last slot of coordinates, which is not released.
-  __device__ int multiply_coordinates(float (&products)[32]) {
+  // each coordinate.
+  __device__ void multiply_coordinates(float (&products)[32]) {
     constexpr int row_bytes = Shape::width * sizeof(__half);
     const auto& query = shared.query[threadIdx.x / kWarpgroupSize];
-    int slot = 0;
-    mma_begin();
 #pragma unroll
     for (int chunk = 0; chunk < Shape::chunks; ++chunk) {
-      slot = take();
-      const __half* tile = shared.ring[slot];
+      const __half* tile = shared.ring[take()];
       const uint64_t i_high = matrix_descriptor<row_bytes>(query[chunk]);
       const uint64_t i_low = matrix_descriptor<row_bytes>(query[chunk] + Shape::slot_size / 2);
       const uint64_t j_high = matrix_descriptor<row_bytes>(tile);
       const uint64_t j_low = matrix_descriptor<row_bytes>(tile + Shape::slot_size / 2);
+      mma_begin();
 #pragma unroll
       for (int step = 0; step < Shape::width / kMmaDepth; ++step) {
         mma_shared(products, at_depth(i_high, step), at_depth(j_low, step), chunk + step > 0);
@@ -137,7 +135,7 @@ struct Ring {
       }
     }
     mma_wait<0>();
-    return slot;
+    release();
   }
 };
 

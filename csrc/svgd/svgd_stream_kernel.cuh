@@ -29,8 +29,7 @@ static_assert(sizeof(StreamShared<128>) <= 227 * 1024);
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// The tiles from `first` on: the slots of a tile's coordinates, with the last its bias, and then
-// those of its values.
+// The tiles from `first` on: the slots of a tile's coordinates, and then those of its values.
 template <typename Shape>
 struct StreamSource {
   const StreamTask& task;
@@ -42,11 +41,6 @@ struct StreamSource {
     return part < Shape::chunks
                ? task.split.slots + (tile * Shape::chunks + part) * Shape::slot_size
                : task.values + (tile * Shape::chunks + part - Shape::chunks) * Shape::slot_size;
-  }
-  __device__ const float* numbers(int index) const {
-    const int64_t tile = first + index / (2 * Shape::chunks);
-    const bool last = index % (2 * Shape::chunks) == Shape::chunks - 1;
-    return last ? task.bias + tile * kSplitTile : nullptr;
   }
 };
 
@@ -64,7 +58,7 @@ struct StreamWeights {
     float tile_sums[2] = {};
 #pragma unroll
     for (int group = 0; group < kSplitTile / 8; ++group) {
-      const auto bias = load<2>(bias_j + 8 * group + column);
+      const auto bias = load_pair(bias_j + 8 * group + column);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float k[2];
@@ -142,10 +136,10 @@ __global__ void __launch_bounds__(StreamShape<dim>::threads, 1)
   float weight_sums[2] = {};
   for (int tile = first; tile < first + tiles; ++tile) {
     float products[32];
-    const int slot = ring.multiply_coordinates(products);
+    ring.multiply_coordinates(products);
     StreamWeights weights;
-    weights.form(products, slope, bias_i, shared.numbers[slot], tile == query_tile, weight_sums);
-    ring.release();
+    weights.form(products, slope, bias_i, task.bias + int64_t{tile} * kSplitTile,
+                 tile == query_tile, weight_sums);
 #pragma unroll
     for (int chunk = 0; chunk < Shape::chunks; ++chunk) {
       multiply_values<Shape::width, three_terms>(weights, shared.ring[ring.take()], sums[chunk]);

@@ -35,7 +35,7 @@ static_assert(sizeof(CountRingShared<256>) <= 227 * 1024);
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// The tiles from `first` on, around the end, with their norms.
+// The tiles from `first` on, around the end.
 template <typename Shape>
 struct CountSource {
   const SplitParticles& split;
@@ -49,10 +49,6 @@ struct CountSource {
   __device__ const __half* slot(int index) const {
     return split.slots +
            (int64_t{tile(index)} * Shape::chunks + index % Shape::chunks) * Shape::slot_size;
-  }
-  __device__ const float* numbers(int index) const {
-    const bool last = index % Shape::chunks == Shape::chunks - 1;
-    return last ? split.norms + int64_t{tile(index)} * kSplitTile : nullptr;
   }
 };
 
@@ -168,7 +164,9 @@ __global__ void __launch_bounds__(CountShape<dim>::threads, 1)
   barrier_wait(&shared.query_full, 0);
   for (int step = begin; step < end; ++step) {
     float products[kTileElements];
-    const int slot = ring.multiply_coordinates(products);
+    ring.multiply_coordinates(products);
+    const int tile_j = source.tile((step - begin) * Shape::chunks);
+    const float* norms_j = task.split.norms + int64_t{tile_j} * kSplitTile;
     const int offset = step - group;
     if (offset == 0) {
 #pragma unroll
@@ -187,7 +185,7 @@ __global__ void __launch_bounds__(CountShape<dim>::threads, 1)
     unsigned top = bottom;
 #pragma unroll
     for (int first = 0; first < kTileElements; first += 4) {
-      const auto norm = load<2>(&shared.numbers[slot][element_column(first)]);
+      const auto norm = load_pair(norms_j + element_column(first));
 #pragma unroll
       for (int index = first; index < first + 4; ++index) {
         const float from_low =
@@ -200,10 +198,9 @@ __global__ void __launch_bounds__(CountShape<dim>::threads, 1)
         }
       }
     }
-    ring.release();
     below += tile_below;
     flush_stacks(shared.stacks, static_cast<int>((top - bottom) / entry_bytes), tile_i * kSplitTile,
-                 source.tile((step - begin) * Shape::chunks) * kSplitTile, low, unscale, list);
+                 tile_j * kSplitTile, low, unscale, list);
   }
   list.close();
 #pragma unroll
