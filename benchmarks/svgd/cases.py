@@ -9,14 +9,15 @@ import torch
 
 import fused_ops
 from benchmarks.case import Case
-from benchmarks.svgd import seed
+from benchmarks.svgd import data, seed
 
 CUDA_SHAPES = [
     (100, 2), (256, 64), (1024, 32), (2048, 64), (4096, 64), (8192, 128), (16384, 256), (32768, 64),
     (65536, 32), (65536, 64), (262144, 16), (1_000_000, 3),
 ]  # fmt: skip
 CPU_SHAPES = [(100, 2), (1024, 32), (4096, 64)]
-LARGEST_REFERENCE = 2**28  # N * N * dim that the (N, N, dim) tensors of the reference may have
+LARGEST_REFERENCE = 2**30  # N * N * dim that the (N, N, dim) tensors of the reference may have
+DATA_SHAPE = {"cuda": (4096, 64), "cpu": (1024, 32)}  # of the cases with other particles
 LARGEST_MATRIX = 2**30  # N * N of the forms with (N, N) matrices
 LARGEST_COMPARISON = 2**28  # N * dim * rows of the differences that `exact` forms
 ROWS = 512  # of phi that are compared with float64 where all would take too long
@@ -72,8 +73,9 @@ class SvgdCase(Case):
             shape = self.count, self.dim
             return torch.randn(shape, device=self.device, dtype=self.dtype, generator=generator)
 
-        self.particles = normal()
-        self.score = -self.particles + 0.1 * normal()
+        particles, noise = normal(), normal()
+        self.score = -particles + 0.1 * noise
+        self.particles = data.PARTICLES[self.variant.removeprefix("data=") or "gaussian"](particles)
 
     @property
     def fits_reference(self) -> bool:
@@ -91,13 +93,10 @@ class SvgdCase(Case):
         if self.fits_reference:
             functions["eager"] = REFERENCES[self.case]
         if self.case == "phi":  # whose parts the others are
-            if self.fits_reference:
-                functions["compile"] = torch.compile(reference_phi)
             if self.count * self.count <= LARGEST_MATRIX:
                 functions["matrix"] = matrix_phi
-                functions["matrix_compile"] = torch.compile(matrix_phi)
-            if self.fits_reference and seed.takes(self.particles):
-                functions["seed"] = seed.phi
+            if not self.variant:
+                functions |= self.more_baselines()
             if self.device == "cuda" and self.count > 2048:  # below, it makes no difference
                 functions |= {
                     precision: functools.partial(fused_ops.svgd_phi, precision=precision)
@@ -107,6 +106,16 @@ class SvgdCase(Case):
             name: lambda function=function: function(self.particles, self.score)
             for name, function in functions.items()
         }
+
+    def more_baselines(self) -> dict[str, Callable]:
+        functions = {}
+        if self.fits_reference:
+            functions["compile"] = torch.compile(reference_phi)
+        if self.count * self.count <= LARGEST_MATRIX:
+            functions["matrix_compile"] = torch.compile(matrix_phi)
+        if self.fits_reference and seed.takes(self.particles):
+            functions["seed"] = seed.phi
+        return functions
 
     def results(self, call: Callable) -> list[torch.Tensor]:
         return [call()[self.rows] if self.case != "median" else call()]
@@ -136,3 +145,7 @@ def cases(device: str, bandwidth: float) -> Iterator[Case]:
         # A step and a median of very many particles would only take time.
         for case in REFERENCES if shape[0] <= 65536 else ["phi"]:
             yield SvgdCase(case, *shape, torch.float32, device, bandwidth)
+    for name in data.PARTICLES:
+        yield SvgdCase(
+            "phi", *DATA_SHAPE[device], torch.float32, device, bandwidth, variant=f"data={name}"
+        )

@@ -52,20 +52,20 @@ struct StreamWeights {
   // `bias_i` is that of this thread's two rows, `sums` of K over a tile are added to.
   // `diagonal` says that particles i and j are the same ones.
   __device__ void form(const float (&products)[32], float slope, const float (&bias_i)[2],
-                       const float* bias_j, bool diagonal, float (&sums)[2]) {
+                       const Vector<float, 2> (&bias_j)[kSplitTile / 8], bool diagonal,
+                       float (&sums)[2]) {
     const int row = threadIdx.x % kWarpgroupSize / kWarpSize * 16 + threadIdx.x % kWarpSize / 4;
     const int column = threadIdx.x % 4 * 2;
     float tile_sums[2] = {};
 #pragma unroll
     for (int group = 0; group < kSplitTile / 8; ++group) {
-      const auto bias = load_pair(bias_j + 8 * group + column);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float k[2];
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const float exponent =
-              fmaf(products[4 * group + 2 * half + e], slope, bias_i[half] + bias.value[e]);
+          const float exponent = fmaf(products[4 * group + 2 * half + e], slope,
+                                      bias_i[half] + bias_j[group].value[e]);
           k[e] = exp2_approximate(fminf(exponent, kWeightExponent));
           if (diagonal && row + 8 * half == 8 * group + column + e) k[e] = 0;
           tile_sums[half] += k[e];
@@ -135,11 +135,15 @@ __global__ void __launch_bounds__(StreamShape<dim>::threads, 1)
   float sums[Shape::chunks][Shape::width / 2] = {};
   float weight_sums[2] = {};
   for (int tile = first; tile < first + tiles; ++tile) {
+    Vector<float, 2> bias_j[kSplitTile / 8];  // loaded while the products are formed
+#pragma unroll
+    for (int part = 0; part < kSplitTile / 8; ++part) {
+      bias_j[part] = load_pair(task.bias + int64_t{tile} * kSplitTile + 8 * part + lane % 4 * 2);
+    }
     float products[32];
     ring.multiply_coordinates(products);
     StreamWeights weights;
-    weights.form(products, slope, bias_i, task.bias + int64_t{tile} * kSplitTile,
-                 tile == query_tile, weight_sums);
+    weights.form(products, slope, bias_i, bias_j, tile == query_tile, weight_sums);
 #pragma unroll
     for (int chunk = 0; chunk < Shape::chunks; ++chunk) {
       multiply_values<Shape::width, three_terms>(weights, shared.ring[ring.take()], sums[chunk]);
