@@ -114,7 +114,8 @@ def write_accuracy(devices: dict) -> None:
         impls = {name: impl for name, impl in impls.items() if impl in next(iter(shown.values()))}
         lines += [
             "", f"## {device}, {' x '.join(map(str, shape))} {dtype}", "",
-            "| particles | " + " | ".join(impls) + " | time |", "|---|" + "---:|" * (len(impls) + 1),
+            "| particles | " + " | ".join(impls) + " | time |",
+            "|---|" + "---:|" * (len(impls) + 1),
         ]  # fmt: skip
         for case, rows in shown.items():
             errors = [f"{rows[impl]['rel_err']:.0e}" for impl in impls.values()]
