@@ -8,9 +8,13 @@
 #include "triplet/triplet_limits.h"
 #include "triplet/triplet_tuning.h"
 
-#ifndef FUSED_OPS_CUDA_VERSION
+#ifdef FUSED_OPS_CUDA_VERSION
+#include "svgd/svgd_launch.h"
+#include "svgd/svgd_small_launch.h"
+#else
 #define FUSED_OPS_CUDA_VERSION ""
 #define FUSED_OPS_ARCHITECTURES ""
+#define FUSED_OPS_WITHOUT_CUDA
 #endif
 
 namespace py = pybind11;
@@ -43,6 +47,33 @@ PYBIND11_MODULE(_C, module) {
   module.attr("STEIN_KERNELS") = as_tuple(fused_ops::kSteinKernels);
   module.attr("PRECISIONS") = as_tuple(fused_ops::kPrecisions);
   module.attr("BANDWIDTH_RULES") = as_tuple(fused_ops::kBandwidthRules);
+
+#ifndef FUSED_OPS_WITHOUT_CUDA
+  module.attr("SVGD_FORMS") = as_tuple(fused_ops::kSvgdForms);
+  module.def(
+      "svgd_forms",
+      [](int64_t count, int64_t dim, int dtype, int kernel, int precision, int multiprocessors,
+         int shared_memory, int capability) {
+        using namespace fused_ops;
+        const DeviceLimits limits{multiprocessors, shared_memory, capability};
+        const auto type = static_cast<ScalarType>(dtype);
+        const SvgdParticles particles{type, count, dim, nullptr, dim};
+        const bool small = svgd_small_policy(particles, multiprocessors, shared_memory).bands > 0;
+        const StreamPolicy stream =
+            choose_stream_policy(count, dim, static_cast<SteinKernel>(kernel),
+                                 static_cast<Precision>(precision), limits);
+        const bool single = type != ScalarType::float64;
+        const SvgdForm median = choose_median_form(svgd_policy(particles, limits), small);
+        const SvgdForm update = choose_update_form(count, single, stream, small);
+        py::dict result;
+        result["median"] = kSvgdForms[static_cast<int>(median)];
+        result["update"] = kSvgdForms[static_cast<int>(update)];
+        return result;
+      },
+      py::arg("count"), py::arg("dim"), py::arg("dtype"), py::arg("kernel"), py::arg("precision"),
+      py::arg("multiprocessors"), py::arg("shared_memory"), py::arg("capability"),
+      "Which CUDA kernels form a call on (count, dim) particles; names by their index.");
+#endif
 
   module.attr("TRIPLET_NORMS") = as_tuple(fused_ops::kTripletNorms);
   module.attr("TRIPLET_FORMS") = as_tuple(fused_ops::kTripletForms);

@@ -46,7 +46,7 @@ BracketMemory make_task(const SvgdParticles& particles, BandwidthRule rule,
   const double count = static_cast<double>(particles.count);
   const double share = static_cast<double>(task.ranks.lower) / (0.5 * count * (count - 1));
   for (int index = 0; index < kBracket; ++index) {
-    const double at = share + (index - 1) * bracket.half_width;
+    const double at = share + bracket.offset + (index - 1) * bracket.half_width;
     task.sample_ranks[index] = static_cast<unsigned>(std::clamp<int64_t>(
         static_cast<int64_t>(at * static_cast<double>(task.sample_size)), 0, task.sample_size - 1));
   }

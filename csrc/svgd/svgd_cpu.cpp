@@ -165,7 +165,7 @@ void with_svgd(const SvgdParticles& particles, const Function& function) {
   }
 }
 
-Tensor svgd_bandwidth(Tensor particles, int64_t rule) {
+Tensor svgd_bandwidth(Tensor particles, int64_t rule, int64_t /*form*/) {
   const Rows rows = svgd_rows(particles);
   const SvgdParticles matrix = svgd_particles(rows);
   Tensor result = new_tensor(particles, {}, accumulate_dtype(matrix.type));
@@ -178,7 +178,7 @@ Tensor svgd_bandwidth(Tensor particles, int64_t rule) {
 
 Tensor svgd_update(Tensor particles, Tensor score, std::optional<Tensor> bandwidth, int64_t rule,
                    double bandwidth_number, int64_t kernel, double repulsion,
-                   std::optional<double> step_size, int64_t precision) {
+                   std::optional<double> step_size, int64_t precision, int64_t /*form*/) {
   const SvgdArguments arguments(particles, score, bandwidth, bandwidth_number, kernel, repulsion,
                                 step_size, precision);
   const SvgdUpdate& update = arguments.update;

@@ -18,45 +18,72 @@ namespace {
 
 constexpr auto kByte = torch::headeronly::ScalarType::Byte;
 
+SvgdForm checked_form(int64_t form) {
+  STD_TORCH_CHECK(form >= -1 && form < kSvgdFormCount, "form: expected -1 to ", kSvgdFormCount - 1,
+                  ", got ", form);
+  return static_cast<SvgdForm>(form);
+}
+
 // The launches of one call, in their order. Scratch memory may be freed when the call returns: the
 // allocator hands it out again on the same stream only.
 struct SvgdLaunches {
-  SvgdLaunches(const Tensor& like, const SvgdParticles& matrix)
+  SvgdLaunches(const Tensor& like, const SvgdParticles& matrix, int64_t form)
       : context(like),
         tensor(like),
         particles(matrix),
         limits(context.limits()),
         small(svgd_small_policy(matrix, limits.multiprocessors, limits.shared_memory)),
-        policy(svgd_policy(matrix, limits)) {}
+        policy(svgd_policy(matrix, limits)),
+        forced(checked_form(form)) {
+    const bool many = policy.bracket.sample_size > 0;
+    const bool possible = forced == SvgdForm::automatic || forced == SvgdForm::tiles ||
+                          (forced == SvgdForm::small      ? small.bands > 0
+                           : forced == SvgdForm::products ? many && policy.bracket.tensor_cores
+                                                          : many);
+    STD_TORCH_CHECK(possible, "form: ", kSvgdForms[possible ? 0 : static_cast<int>(forced)],
+                    " does not take these particles on this device");
+    if (forced != SvgdForm::automatic) {
+      policy.bracket.tensor_cores &= forced == SvgdForm::products;
+      if (forced == SvgdForm::missed) policy.bracket.offset = 1;
+    }
+  }
 
   Tensor scratch(int64_t bytes) const { return new_tensor(tensor, {bytes}, kByte); }
 
   Tensor bandwidth(BandwidthRule rule) {
     Tensor result = new_tensor(tensor, {}, accumulate_dtype(particles.type));
     if (particles.count == 1) return torch::stable::fill_(result, 1);
-    if (small.bands > 0) {
+    const SvgdForm form =
+        forced == SvgdForm::automatic ? choose_median_form(policy, small.bands > 0) : forced;
+    if (form == SvgdForm::small) {
       const Tensor memory = scratch(svgd_small_bytes(particles, small));
       check_cuda(launch_svgd_small_bandwidth(particles, rule, small, memory.mutable_data_ptr(),
                                              result.mutable_data_ptr(), context.stream));
-    } else if (policy.bracket.sample_size > 0) {
-      if (policy.bracket.tensor_cores) make_split(true);
-      const Tensor memory = scratch(svgd_bracket_bytes(particles, policy, limits));
-      check_cuda(
-          launch_svgd_bracket(particles, split, rule, policy, limits, memory.mutable_data_ptr(),
-                              static_cast<float*>(result.mutable_data_ptr()), context.stream));
-    } else {
+    } else if (form == SvgdForm::tiles) {
       if (policy.store_distances) distances = scratch(svgd_distances_bytes(particles));
       const Tensor median = scratch(svgd_median_bytes(policy));
       check_cuda(launch_svgd_bandwidth(particles, rule, policy, data_or_null(distances),
                                        median.mutable_data_ptr(), result.mutable_data_ptr(),
                                        context.stream));
+    } else {
+      if (policy.bracket.tensor_cores) make_split(true);
+      const Tensor memory = scratch(svgd_bracket_bytes(particles, policy, limits));
+      check_cuda(
+          launch_svgd_bracket(particles, split, rule, policy, limits, memory.mutable_data_ptr(),
+                              static_cast<float*>(result.mutable_data_ptr()), context.stream));
     }
     return result;
   }
 
   // With a `rule` the bandwidth is its, else the update's.
   void update(SvgdUpdate update, std::optional<BandwidthRule> rule) {
-    if (small.bands > 0) {
+    const bool single = particles.type != ScalarType::float64;
+    const StreamPolicy stream = choose_stream_policy(particles.count, particles.dim, update.kernel,
+                                                     update.precision, limits);
+    const SvgdForm form = forced == SvgdForm::automatic
+                              ? choose_update_form(particles.count, single, stream, small.bands > 0)
+                              : forced;
+    if (form == SvgdForm::small) {
       const Tensor memory = scratch(svgd_small_bytes(particles, small));
       check_cuda(launch_svgd_small(update, rule ? &*rule : nullptr, small,
                                    memory.mutable_data_ptr(), nullptr, context.stream));
@@ -67,7 +94,12 @@ struct SvgdLaunches {
       median = bandwidth(*rule);
       update.bandwidth = median->const_data_ptr();
     }
-    if (policy.stream) return update_streamed(update);
+    if (form == SvgdForm::tiles) return update_tiles(update);
+    update_streamed(update, stream, form == SvgdForm::products);
+  }
+
+ private:
+  void update_tiles(const SvgdUpdate& update) {
     // Each chunk of dimensions would compute them again.
     if (!distances && policy.store_distances && particles.dim > policy.chunk) {
       distances = scratch(svgd_distances_bytes(particles));
@@ -79,10 +111,8 @@ struct SvgdLaunches {
                                   context.stream));
   }
 
- private:
-  void update_streamed(const SvgdUpdate& update) {
-    const StreamPolicy stream = choose_stream_policy(particles.count, particles.dim, update.kernel,
-                                                     update.precision, limits);
+  void update_streamed(const SvgdUpdate& update, StreamPolicy stream, bool products) {
+    stream.tensor_cores &= products;
     make_split(stream.tensor_cores);
     const Tensor sums = scratch(svgd_stream_bytes(update, split, stream));
     check_cuda(launch_svgd_stream(update, split, stream, sums.mutable_data_ptr(), context.stream));
@@ -105,24 +135,25 @@ struct SvgdLaunches {
   DeviceLimits limits;
   SvgdSmallPolicy small;
   SvgdPolicy policy;
+  SvgdForm forced;
   std::optional<Tensor> distances;  // once they have been stored
   std::optional<Tensor> halves;     // and these split
   SplitParticles split{};
 };
 
-Tensor svgd_bandwidth(Tensor particles, int64_t rule) {
+Tensor svgd_bandwidth(Tensor particles, int64_t rule, int64_t form) {
   const Rows rows = svgd_rows(particles);
-  return SvgdLaunches(particles, svgd_particles(rows)).bandwidth(bandwidth_rule(rule));
+  return SvgdLaunches(particles, svgd_particles(rows), form).bandwidth(bandwidth_rule(rule));
 }
 
 Tensor svgd_update(Tensor particles, Tensor score, std::optional<Tensor> bandwidth, int64_t rule,
                    double bandwidth_number, int64_t kernel, double repulsion,
-                   std::optional<double> step_size, int64_t precision) {
+                   std::optional<double> step_size, int64_t precision, int64_t form) {
   SvgdArguments arguments(particles, score, bandwidth, bandwidth_number, kernel, repulsion,
                           step_size, precision);
   std::optional<BandwidthRule> wanted;
   if (!bandwidth && rule >= 0) wanted = bandwidth_rule(rule);
-  SvgdLaunches(particles, arguments.update.particles).update(arguments.update, wanted);
+  SvgdLaunches(particles, arguments.update.particles, form).update(arguments.update, wanted);
   return arguments.result;
 }
 

@@ -17,6 +17,18 @@
 
 namespace fused_ops {
 
+// Which kernels form a call.
+enum class SvgdForm : int8_t {
+  automatic = -1,
+  small = 0,     // few particles: one cooperative launch
+  tiles = 1,     // tiles of distances, kept or computed in each pass; any dtype
+  direct = 2,    // many particles: direct differences, the median by a bracket
+  products = 3,  // many particles: products on tensor cores where the data allow them
+  missed = 4,    // direct, with a bracket that misses the median; for tests
+};
+constexpr const char* kSvgdForms[] = {"small", "tiles", "direct", "products", "missed"};
+constexpr int kSvgdFormCount = 5;
+
 // The tiles of one of the median's passes.
 struct CountPolicy {
   int patch;   // pairs to a thread along each side of a tile: 2 or 4
@@ -27,14 +39,14 @@ struct CountPolicy {
 struct BracketPolicy {
   int64_t sample_size;  // 0: there is no bracket, the radix passes do it all
   double half_width;    // of the bracket, as a share of the pairs
-  int64_t capacity;     // of the list of pairs inside
-  double most_doubt;    // that distances may leave, as a share of the bracket
+  double offset;      // of its middle from the median, as such a share: 0 but for SvgdForm::missed
+  int64_t capacity;   // of the list of pairs inside
+  double most_doubt;  // that distances may leave, as a share of the bracket
   bool tensor_cores;
   int shares;  // among which a block's tiles are divided on tensor cores
 };
 
 struct SvgdPolicy {
-  bool stream;              // whether the update streams particles
   bool store_distances;     // keep an (N, N) matrix rather than compute distances in each pass
   CountPolicy first_count;  // of the pass that may fill the matrix
   CountPolicy count;        // of the others
@@ -151,8 +163,9 @@ inline SvgdPolicy choose_svgd_policy(int64_t count, int64_t dim, bool single, in
                                      int source_tile, const DeviceLimits& limits) {
   SvgdPolicy policy{};
   policy.store_distances = count <= kMaxStoredParticles;
-  policy.stream = count > kMaxStoredParticles && single;
-  if (policy.stream) policy.bracket = choose_bracket_policy(count, dim, limits);
+  if (single && count > kMaxStoredParticles) {
+    policy.bracket = choose_bracket_policy(count, dim, limits);
+  }
 
   const auto count_policy = [&](int patch) {
     const int64_t edge = ceil_div(count, 16 * patch);
@@ -201,6 +214,20 @@ inline StreamPolicy choose_stream_policy(int64_t count, int64_t dim, SteinKernel
   policy.direct_tiles_per_split = ceil_div(sources, direct_splits);
   policy.direct_splits = static_cast<int>(ceil_div(sources, policy.direct_tiles_per_split));
   return policy;
+}
+
+// The forms of the median and of the update. `small` is whether the one launch takes the particles.
+inline SvgdForm choose_median_form(const SvgdPolicy& policy, bool small) {
+  if (small) return SvgdForm::small;
+  if (policy.bracket.sample_size == 0) return SvgdForm::tiles;
+  return policy.bracket.tensor_cores ? SvgdForm::products : SvgdForm::direct;
+}
+
+inline SvgdForm choose_update_form(int64_t count, bool single, const StreamPolicy& policy,
+                                   bool small) {
+  if (small) return SvgdForm::small;
+  if (!single || count <= kMaxStoredParticles) return SvgdForm::tiles;
+  return policy.tensor_cores ? SvgdForm::products : SvgdForm::direct;
 }
 
 }  // namespace fused_ops

@@ -271,7 +271,9 @@ def _check_number(name: str, value: float) -> None:
         raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
 
 
-def _dispatch(op: str, particles, score=None, bandwidth=None) -> Dispatch:
+def _dispatch(
+    op: str, particles, score=None, bandwidth=None, kernel="rbf", precision="high"
+) -> Dispatch:
     _check_matrix("particles", particles)
     # A score that is a function is not called: what it returns must be like the particles.
     score = score if isinstance(score, torch.Tensor) else None
@@ -279,6 +281,21 @@ def _dispatch(op: str, particles, score=None, bandwidth=None) -> Dispatch:
     if reasons:
         return Dispatch(op, "pytorch", reasons=reasons)
     details = {"device": particles.device.type, "dtype": name_of(particles.dtype)}
+    if particles.device.type == "cuda":
+        device = torch.cuda.get_device_properties(particles.device)
+        forms = native.svgd_forms(
+            *particles.shape,
+            dtype=native.DTYPES.index(details["dtype"]),
+            kernel=KERNELS.index(kernel),
+            precision=PRECISIONS.index(precision),
+            multiprocessors=device.multi_processor_count,
+            shared_memory=device.shared_memory_per_block_optin,
+            capability=10 * device.major + device.minor,
+        )
+        if op == "median_bandwidth" or isinstance(bandwidth, str):
+            details["median"] = forms["median"]
+        if op != "median_bandwidth":
+            details["update"] = forms["update"]
     return Dispatch(op, "fused", details)
 
 
@@ -286,7 +303,7 @@ def _dispatch(op: str, particles, score=None, bandwidth=None) -> Dispatch:
 def _(
     particles, score, *, bandwidth="median", kernel="rbf", repulsion=1.0, precision="high"
 ) -> Dispatch:
-    return _dispatch("svgd_phi", particles, score, bandwidth)
+    return _dispatch("svgd_phi", particles, score, bandwidth, kernel, precision)
 
 
 @explains(svgd_step)
@@ -294,7 +311,7 @@ def _(
     particles, score, step_size, *, bandwidth="median", kernel="rbf", repulsion=1.0,
     precision="high",
 ) -> Dispatch:  # fmt: skip
-    return _dispatch("svgd_step", particles, score, bandwidth)
+    return _dispatch("svgd_step", particles, score, bandwidth, kernel, precision)
 
 
 @explains(median_bandwidth)

@@ -13,12 +13,12 @@ if native is not None:
     @torch.library.register_fake("fused_ops::svgd_update")
     def _(
         particles, score, bandwidth, rule, bandwidth_number, kernel, repulsion, step_size,
-        precision=1,
+        precision=1, form=-1,
     ):  # fmt: skip
         return particles.new_empty(particles.shape)
 
     @torch.library.register_fake("fused_ops::svgd_bandwidth")
-    def _(particles, rule):
+    def _(particles, rule, form=-1):
         return particles.new_empty((), dtype=accumulate_dtype(particles.dtype))
 
     @torch.library.register_fake("fused_ops::svgd_distances")
