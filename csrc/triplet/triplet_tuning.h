@@ -26,6 +26,12 @@ constexpr int kTripletSlotBytes = 3 * kTripletAccessBytes;
 constexpr int kTripletSlots = 8;     // of a thread, at most
 constexpr int kTripletAccesses = 4;  // to a row or chunk, so that the next one comes meanwhile
 constexpr int kTripletLine = 8;      // accesses that make up a cache line
+// A tile takes at most this share of a block's shared memory, and one eighth where it can: loads of
+// some blocks come while others compute.
+constexpr int kTripletLargestTileShare = 4, kTripletTileShare = 8;
+constexpr int kTripletTileThreads = 256;  // of a block, at most
+constexpr int kTripletLoneThreadRow =
+    128;  // elements of an odd row that one thread adds up, at most
 constexpr int kTripletWarpFormBlock = 128, kTripletSmallestBlock = 64, kTripletLargestBlock = 512;
 // Bytes of a row that a block can hold where shared memory is ample.
 constexpr int kTripletLongestHeldRow = kTripletLargestBlock * kTripletSlots * kTripletAccessBytes;
@@ -44,16 +50,52 @@ struct TripletPolicy {
   int64_t segment_size;  // elements of a row that one block reads, but for the last
   int64_t row_blocks;    // blocks along the rows; each takes every row_blocks-th group of rows
   bool holds_rows;       // whether a chunk is a whole row, so that the forward can form gradients
-
-  int shared_bytes() const { return threads_per_block * accesses * stages * kTripletSlotBytes; }
+  int tile_rows;  // rows that a block brings to shared memory at once (triplet_tile_kernel.cuh)
+                  // or 0 where its threads fetch into slots (triplet_kernel.cuh)
+  int shared_bytes;
 };
 
+constexpr int64_t triplet_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// How rows that lie one behind another are shared in tiles; `tile_rows` is 0 where they are too
+// long. `policy` has threads_per_row for whole rows.
+inline void choose_triplet_tile(TripletPolicy& policy, int64_t rows, int64_t dim, int width,
+                                bool whole, int multiprocessors, int shared_memory) {
+  const int64_t row_bytes = dim * 3 * (kTripletAccessBytes / width);
+  int threads = kTripletWarpFormBlock;
+  int row_threads = policy.threads_per_row;
+  if (!whole) {
+    // A thread to a row needs no reduction; but few warps then fill the shared memory.
+    const bool lone = dim <= kTripletLoneThreadRow &&
+                      32 * row_bytes * kTripletLargestTileShare <= shared_memory &&
+                      rows >= int64_t{32} * kTripletTileShare * multiprocessors;
+    row_threads = lone ? 1 : 32;
+    if (lone) {
+      while (threads > 32 && threads * row_bytes * kTripletTileShare > shared_memory) threads /= 2;
+    } else {
+      threads = std::max(32 * width, kTripletSmallestBlock);  // whole accesses from `width` rows on
+    }
+  }
+  const int groups = threads / row_threads;
+  const int blocks = std::min(kTripletTileShare, kTripletThreadsPerProcessor / threads);
+  const int64_t fit = shared_memory / blocks - kTripletOtherShared;
+  const int64_t share = triplet_ceil_div(rows, int64_t{blocks} * multiprocessors);
+  const int64_t turns = std::max<int64_t>(
+      std::min(fit / row_bytes, triplet_ceil_div(share, groups) * groups) / groups, 1);
+  if (turns * groups * row_bytes * kTripletLargestTileShare > shared_memory) return;
+  policy.threads_per_block = threads;
+  policy.threads_per_row = row_threads;
+  policy.tile_rows = static_cast<int>(turns * groups);
+  policy.shared_bytes = static_cast<int>(policy.tile_rows * row_bytes);
+}
+
 // `width` is how many elements an access moves; `whole` is whether rows start and end where
-// accesses do; `shared_memory` is what a block may have of a multiprocessor's, in bytes.
+// accesses do; `packed` is whether rows lie one behind another from a 16-byte boundary on;
+// `shared_memory` is what a block may have of a multiprocessor's, in bytes.
 inline TripletPolicy choose_triplet_policy(int64_t rows, int64_t dim, int width, bool whole,
-                                           int multiprocessors, int shared_memory,
+                                           bool packed, int multiprocessors, int shared_memory,
                                            TripletForm form) {
-  const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  const auto ceil_div = triplet_ceil_div;
   const int64_t span = whole ? dim : dim + width - 1;  // with what the first access may have before
   const int64_t accesses = ceil_div(span, width);      // to a row
 
@@ -65,7 +107,8 @@ inline TripletPolicy choose_triplet_policy(int64_t rows, int64_t dim, int width,
                : TripletForm::block;
   }
 
-  TripletPolicy policy{form, kTripletLargestBlock, kTripletLargestBlock, 1, 1, 1, span, 1, false};
+  TripletPolicy policy{form, kTripletLargestBlock, kTripletLargestBlock, 1, 1, 1, span, 1, false, 0,
+                       0};
   if (form == TripletForm::warp) {
     policy.threads_per_block = kTripletWarpFormBlock;
     // Few threads to a row, for what each of them does once a row weighs most where rows are short;
@@ -76,6 +119,9 @@ inline TripletPolicy choose_triplet_policy(int64_t rows, int64_t dim, int width,
            (policy.threads_per_row < kTripletLine ||
             policy.threads_per_row * kTripletAccesses < accesses)) {
       policy.threads_per_row *= 2;
+    }
+    if (packed) {
+      choose_triplet_tile(policy, rows, dim, width, whole, multiprocessors, shared_memory);
     }
   } else if (form == TripletForm::block) {
     policy.threads_per_block = kTripletSmallestBlock;
@@ -89,12 +135,17 @@ inline TripletPolicy choose_triplet_policy(int64_t rows, int64_t dim, int width,
   const int slots = std::min(kTripletSlots, (shared_memory - kTripletOtherShared) /
                                                 (policy.threads_per_block * kTripletSlotBytes));
   const int64_t needed = ceil_div(accesses, policy.threads_per_row);
-  const bool holds = form != TripletForm::split && needed <= slots;
-  policy.accesses = holds ? static_cast<int>(needed) : std::min(kTripletAccesses, slots);
-  policy.stages = std::min(slots / policy.accesses, 2);
+  policy.holds_rows = form != TripletForm::split && (policy.tile_rows > 0 || needed <= slots);
+  policy.accesses =
+      policy.holds_rows ? static_cast<int>(needed) : std::min(kTripletAccesses, slots);
+  if (policy.tile_rows == 0) {
+    policy.stages = std::min(slots / policy.accesses, 2);
+    policy.shared_bytes =
+        policy.threads_per_block * policy.accesses * policy.stages * kTripletSlotBytes;
+  }
 
   const int64_t per_processor =
-      std::clamp(shared_memory / (policy.shared_bytes() + kTripletOtherShared), 1,
+      std::clamp(shared_memory / (policy.shared_bytes + kTripletOtherShared), 1,
                  kTripletThreadsPerProcessor / policy.threads_per_block);
   const int64_t resident = per_processor * multiprocessors;
   if (form == TripletForm::split) {
@@ -103,10 +154,10 @@ inline TripletPolicy choose_triplet_policy(int64_t rows, int64_t dim, int width,
     policy.segment_size = ceil_div(ceil_div(span, segments), width) * width;
     policy.segments = ceil_div(span, policy.segment_size);
   }
-  policy.row_blocks =
-      std::min({ceil_div(rows, policy.threads_per_block / policy.threads_per_row),
-                std::max<int64_t>(resident / policy.segments, 1), kTripletMaxRowBlocks});
-  policy.holds_rows = holds;
+  policy.row_blocks = std::min(
+      {ceil_div(rows, policy.tile_rows > 0 ? policy.tile_rows
+                                           : policy.threads_per_block / policy.threads_per_row),
+       std::max<int64_t>(resident / policy.segments, 1), kTripletMaxRowBlocks});
   return policy;
 }
 
