@@ -52,10 +52,10 @@ auto dispatch(const TripletInputs& in, Function&& function) {
   });
 }
 
-// Elements that an access to a tile takes.
-template <typename scalar>
-constexpr int tile_width(bool whole) {
-  return whole ? kAccessWidth<scalar> : 1;
+TripletTileWalk tile_walk(const TripletInputs& in, const TripletPolicy& policy) {
+  const int width = kTripletAccessBytes / element_size(in.type);
+  const int64_t capacity = triplet_tile_capacity(policy.tile_rows, in.dim, width);
+  return {policy.tile_rows, static_cast<int>(capacity), policy.threads_per_row};
 }
 
 template <auto kernel, typename... Arguments>
@@ -103,12 +103,12 @@ cudaError_t launch_triplet_forward(const TripletForward& params, const TripletPo
     handovers.ticket = next_ticket();
     const TripletWalk walk{policy.threads_per_row, policy.accesses, policy.stages,
                            policy.segment_size};
-    const TripletTileWalk tile_walk{policy.tile_rows, policy.threads_per_row};
+    if (policy.tile_rows > 0) {
+      constexpr auto kernel = triplet_tile_forward<scalar, norm>;
+      return start<kernel>(policy, stream, params, gradients, guess,
+                           tile_walk(params.inputs, policy), handovers);
+    }
     const auto launch = [&](auto whole) {
-      if (policy.tile_rows > 0) {
-        constexpr auto kernel = triplet_tile_forward<scalar, norm, tile_width<scalar>(whole)>;
-        return start<kernel>(policy, stream, params, gradients, guess, tile_walk, handovers);
-      }
       constexpr auto kernel = triplet_forward<scalar, norm, whole.value>;
       return start<kernel>(policy, stream, params, gradients, policy.holds_rows ? guess : 0, walk,
                            handovers);
@@ -128,12 +128,11 @@ cudaError_t launch_triplet_backward(const TripletBackward& params, const Triplet
   return dispatch(params.inputs, [&](auto* pointer, auto norm_constant) {
     using scalar = std::remove_pointer_t<decltype(pointer)>;
     constexpr Norm norm = norm_constant.value;
-    const TripletTileWalk tile_walk{policy.tile_rows, policy.threads_per_row};
+    if (tiles) {
+      constexpr auto kernel = triplet_tile_backward<scalar, norm>;
+      return start<kernel>(policy, stream, params, header, tile_walk(params.inputs, policy));
+    }
     const auto launch = [&](auto whole) {
-      if (tiles) {
-        constexpr auto kernel = triplet_tile_backward<scalar, norm, tile_width<scalar>(whole)>;
-        return start<kernel>(policy, stream, params, header, tile_walk);
-      }
       constexpr auto kernel = triplet_backward<scalar, norm, whole.value>;
       return start<kernel>(policy, stream, params, header, policy.threads_per_row,
                            policy.segment_size);

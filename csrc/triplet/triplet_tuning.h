@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 
 namespace fused_ops {
 
@@ -23,15 +24,10 @@ constexpr int kTripletFormCount = 3;
 // inputs; each thread fetches ahead into slots of its own.
 constexpr int kTripletAccessBytes = 16;
 constexpr int kTripletSlotBytes = 3 * kTripletAccessBytes;
-constexpr int kTripletSlots = 8;     // of a thread, at most
-constexpr int kTripletAccesses = 4;  // to a row or chunk, so that the next one comes meanwhile
-constexpr int kTripletLine = 8;      // accesses that make up a cache line
-// A tile takes at most this share of a block's shared memory, and one eighth where it can: loads of
-// some blocks come while others compute.
-constexpr int kTripletLargestTileShare = 4, kTripletTileShare = 8;
-constexpr int kTripletTileThreads = 256;  // of a block, at most
-constexpr int kTripletLoneThreadRow =
-    128;  // elements of an odd row that one thread adds up, at most
+constexpr int kTripletSlots = 8;       // of a thread, at most
+constexpr int kTripletAccesses = 4;    // to a row or chunk, so that the next one comes meanwhile
+constexpr int kTripletLine = 8;        // accesses that make up a cache line
+constexpr int kTripletTileBlocks = 8;  // that share a multiprocessor, at best
 constexpr int kTripletWarpFormBlock = 128, kTripletSmallestBlock = 64, kTripletLargestBlock = 512;
 // Bytes of a row that a block can hold where shared memory is ample.
 constexpr int kTripletLongestHeldRow = kTripletLargestBlock * kTripletSlots * kTripletAccessBytes;
@@ -57,36 +53,56 @@ struct TripletPolicy {
 
 constexpr int64_t triplet_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// How rows that lie one behind another are shared in tiles; `tile_rows` is 0 where they are too
-// long. `policy` has threads_per_row for whole rows.
+// Elements of a tile's rows in the memory for one input: they start anywhere within an access.
+constexpr int64_t triplet_tile_capacity(int64_t rows, int64_t dim, int width) {
+  return triplet_ceil_div(rows * dim + width - 1, width) * width;
+}
+
+inline int odd_env(const char* name, int otherwise) {
+  const char* text = getenv(name);
+  return text ? atoi(text) : otherwise;
+}
+
+// How odd rows that lie one behind another are shared in tiles. `tile_rows` stays 0 where they are
+// too long for that.
 inline void choose_triplet_tile(TripletPolicy& policy, int64_t rows, int64_t dim, int width,
-                                bool whole, int multiprocessors, int shared_memory) {
-  const int64_t row_bytes = dim * 3 * (kTripletAccessBytes / width);
-  int threads = kTripletWarpFormBlock;
-  int row_threads = policy.threads_per_row;
-  if (!whole) {
-    // A thread to a row needs no reduction; but few warps then fill the shared memory.
-    const bool lone = dim <= kTripletLoneThreadRow &&
-                      32 * row_bytes * kTripletLargestTileShare <= shared_memory &&
-                      rows >= int64_t{32} * kTripletTileShare * multiprocessors;
-    row_threads = lone ? 1 : 32;
-    if (lone) {
-      while (threads > 32 && threads * row_bytes * kTripletTileShare > shared_memory) threads /= 2;
-    } else {
-      threads = std::max(32 * width, kTripletSmallestBlock);  // whole accesses from `width` rows on
+                                int multiprocessors, int shared_memory) {
+  const int64_t row_bytes = dim * 3 * 2 * (kTripletAccessBytes / width);
+  int threads = kTripletWarpFormBlock, row_threads = 16;
+  int blocks = kTripletTileBlocks;  // on a multiprocessor
+  const auto fits = [&] {
+    return threads / row_threads * row_bytes <= shared_memory / blocks - kTripletOtherShared;
+  };
+  if (dim <= 96 && rows >= int64_t{32} * blocks * multiprocessors) {
+    row_threads = odd_env("ODD_T", dim <= 32 ? 1 : 2);
+    threads = odd_env("ODD_B", threads);
+    while (threads > odd_env("ODD_MINB", 32) && !fits()) threads /= 2;
+  } else {
+    row_threads = odd_env("ODD_T2", row_threads);
+    threads = odd_env("ODD_B2", threads);
+    blocks = std::min(odd_env("ODD_BLOCKS", 8), 1024 / threads);
+    if (!fits()) row_threads = 32;
+    if (!fits()) blocks /= 2;
+    if (!fits()) row_threads = threads;
+    while (threads < kTripletLargestBlock && !fits()) {
+      threads *= 2;
+      blocks /= 2;
+      row_threads = threads;
     }
+    blocks = std::max(blocks, 1);
   }
   const int groups = threads / row_threads;
-  const int blocks = std::min(kTripletTileShare, kTripletThreadsPerProcessor / threads);
-  const int64_t fit = shared_memory / blocks - kTripletOtherShared;
+  const int64_t fit = (shared_memory / blocks - kTripletOtherShared) / row_bytes;
   const int64_t share = triplet_ceil_div(rows, int64_t{blocks} * multiprocessors);
-  const int64_t turns = std::max<int64_t>(
-      std::min(fit / row_bytes, triplet_ceil_div(share, groups) * groups) / groups, 1);
-  if (turns * groups * row_bytes * kTripletLargestTileShare > shared_memory) return;
+  const int64_t turns = std::max<int64_t>(std::min(fit, share + groups - 1) / groups, 1);
+  const int64_t capacity = triplet_tile_capacity(turns * groups, dim, width);
+  const int64_t bytes = 2 * 3 * capacity * (kTripletAccessBytes / width);
+  if (bytes > shared_memory - kTripletOtherShared) return;
   policy.threads_per_block = threads;
   policy.threads_per_row = row_threads;
+  policy.stages = 2;
   policy.tile_rows = static_cast<int>(turns * groups);
-  policy.shared_bytes = static_cast<int>(policy.tile_rows * row_bytes);
+  policy.shared_bytes = static_cast<int>(bytes);
 }
 
 // `width` is how many elements an access moves; `whole` is whether rows start and end where
@@ -107,8 +123,8 @@ inline TripletPolicy choose_triplet_policy(int64_t rows, int64_t dim, int width,
                : TripletForm::block;
   }
 
-  TripletPolicy policy{form, kTripletLargestBlock, kTripletLargestBlock, 1, 1, 1, span, 1, false, 0,
-                       0};
+  const int split_threads = odd_env("ODD_SPLIT", kTripletLargestBlock);
+  TripletPolicy policy{form, split_threads, split_threads, 1, 1, 1, span, 1, false, 0, 0};
   if (form == TripletForm::warp) {
     policy.threads_per_block = kTripletWarpFormBlock;
     // Few threads to a row, for what each of them does once a row weighs most where rows are short;
@@ -120,9 +136,6 @@ inline TripletPolicy choose_triplet_policy(int64_t rows, int64_t dim, int width,
             policy.threads_per_row * kTripletAccesses < accesses)) {
       policy.threads_per_row *= 2;
     }
-    if (packed) {
-      choose_triplet_tile(policy, rows, dim, width, whole, multiprocessors, shared_memory);
-    }
   } else if (form == TripletForm::block) {
     policy.threads_per_block = kTripletSmallestBlock;
     while (policy.threads_per_block < kTripletLargestBlock &&
@@ -132,6 +145,9 @@ inline TripletPolicy choose_triplet_policy(int64_t rows, int64_t dim, int width,
     policy.threads_per_row = policy.threads_per_block;
   }
 
+  if (packed && !whole && form != TripletForm::split) {
+    choose_triplet_tile(policy, rows, dim, width, multiprocessors, shared_memory);
+  }
   const int slots = std::min(kTripletSlots, (shared_memory - kTripletOtherShared) /
                                                 (policy.threads_per_block * kTripletSlotBytes));
   const int64_t needed = ceil_div(accesses, policy.threads_per_row);
