@@ -14,6 +14,7 @@
 
 #include <cuda_pipeline_primitives.h>
 
+#include "common/device/wgmma.cuh"
 #include "triplet/triplet_device.cuh"
 
 namespace fused_ops {
@@ -23,6 +24,7 @@ struct TripletTileWalk {
   int rows;      // of a tile, a multiple of the block's groups
   int capacity;  // elements that the memory for each input has
   int threads_per_row;
+  int flags;
 };
 
 // Up to `walk.rows` rows, in shared memory from `shift` on, as they are off a 16-byte boundary.
@@ -48,15 +50,26 @@ struct TripletTile {
   }
 
   // Starts the copy of the rows, and of their neighbours in the same 16 bytes.
-  __device__ void fetch(const TripletInputs& in) const {
+  __device__ void fetch(const TripletInputs& in, bool bulk, uint64_t* barrier) const {
     const int readable = static_cast<int>(min(int64_t{end} + kWidth, in.rows * in.dim - begin));
     const int rest = (min(end + kWidth - 1, readable)) / kWidth * kWidth;
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    if (bulk && threadIdx.x == 0) {
+      asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+      barrier_expect(barrier, 3 * rest * static_cast<int>(sizeof(scalar)));
+    }
+#endif
     const auto copy = [&](const void* input, scalar* to) {
       const scalar* from = static_cast<const scalar*>(input) + begin;
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+      if (bulk) {
+        if (threadIdx.x == 0 && rest > 0) bulk_copy(to, from, rest * sizeof(scalar), barrier);
+      } else
+#endif
 #pragma unroll 4
-      for (int i = threadIdx.x * kWidth; i < rest; i += blockDim.x * kWidth) {
-        __pipeline_memcpy_async(to + i, from + i, kTripletAccessBytes);
-      }
+        for (int i = threadIdx.x * kWidth; i < rest; i += blockDim.x * kWidth) {
+          __pipeline_memcpy_async(to + i, from + i, kTripletAccessBytes);
+        }
       for (int i = rest + threadIdx.x; i < end; i += blockDim.x) to[i] = from[i];
     };
     copy(in.anchor, memory);
@@ -65,23 +78,39 @@ struct TripletTile {
   }
 
   // Stores the gradients that have taken the inputs' place.
-  __device__ void store(const TripletGradients& gradients) const {
+  __device__ void store(const TripletGradients& gradients, bool bulk) const {
     const int head = (shift + kWidth - 1) / kWidth * kWidth;
     const int rest = end / kWidth * kWidth;
     const auto copy = [&](void* gradient, const scalar* from) {
       if (gradient == nullptr) return;
       scalar* to = static_cast<scalar*>(gradient) + begin;
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+      if (bulk) {
+        if (threadIdx.x == 0 && rest > head) {
+          asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to +
+                                                                                           head),
+                       "r"(shared_address(from + head)), "r"((rest - head) * (int)sizeof(scalar))
+                       : "memory");
+        }
+      } else
+#endif
 #pragma unroll 4
-      for (int i = head + threadIdx.x * kWidth; i < rest; i += blockDim.x * kWidth) {
-        Packed<scalar>::load(from + i).store(to + i);
-      }
+        for (int i = head + threadIdx.x * kWidth; i < rest; i += blockDim.x * kWidth) {
+          Packed<scalar>::load(from + i).store(to + i);
+        }
       for (int i = shift + threadIdx.x; i < min(head, end); i += blockDim.x) to[i] = from[i];
       for (int i = max(head, rest) + threadIdx.x; i < end; i += blockDim.x) to[i] = from[i];
     };
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
     __syncthreads();
     copy(gradients.anchor, memory);
     copy(gradients.positive, memory + capacity);
     copy(gradients.negative, memory + 2 * capacity);
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    if (bulk && threadIdx.x == 0) asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#endif
   }
 
   __device__ scalar* row(int index, int64_t dim) const {
@@ -148,21 +177,48 @@ __device__ inline void for_each_tile(const TripletInputs& in, const TripletTileW
   extern __shared__ uint4 tile_memory[];
   scalar* memory = reinterpret_cast<scalar*>(tile_memory);
   scalar* other = memory + 3 * walk.capacity;
-  const auto fetch = [&](int64_t index, scalar* to) {
-    if (index * walk.rows < in.rows) TripletTile<scalar>(in, walk, index, to).fetch(in);
+  __shared__ uint64_t barriers[2];
+  const bool bulk = walk.flags & 1;
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  if (threadIdx.x == 0) {
+    barrier_create(&barriers[0], 1);
+    barrier_create(&barriers[1], 1);
+    barriers_created();
+  }
+  __syncthreads();
+#endif
+  int stage = 0, parity = 0;
+  const auto fetch = [&](int64_t index, scalar* to, int stage) {
+    if (index * walk.rows < in.rows) {
+      TripletTile<scalar>(in, walk, index, to).fetch(in, bulk, &barriers[stage]);
+    }
     __pipeline_commit();
   };
-  fetch(blockIdx.y, memory);
+  fetch(blockIdx.y, memory, 0);
   for (int64_t index = blockIdx.y; index * walk.rows < in.rows; index += gridDim.y) {
-    fetch(index + gridDim.y, other);
-    __pipeline_wait_prior(1);
-    __syncthreads();
-    work(TripletTile<scalar>(in, walk, index, memory));
+    fetch(index + gridDim.y, other, stage ^ 1);
+    const TripletTile<scalar> tile(in, walk, index, memory);
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    if (bulk) {
+      barrier_wait(&barriers[stage], parity);
+      if (tile.first_row + walk.rows >= in.rows) __syncthreads();
+    } else
+#endif
+    {
+      __pipeline_wait_prior(1);
+      __syncthreads();
+    }
+    work(tile);
     __syncthreads();  // until the tile's memory is free
     scalar* const free = memory;
     memory = other;
     other = free;
+    parity ^= stage;
+    stage ^= 1;
   }
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  if (threadIdx.x == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+#endif
 }
 
 // As triplet_forward.
@@ -198,7 +254,7 @@ __global__ void __launch_bounds__(kTripletLargestBlock,
             elements.template form<norm>(inactive, eps, in.swap, d, c);
           });
     }
-    if (expected.forms) tile.store(gradients);
+    if (expected.forms) tile.store(gradients, walk.flags & 2);
   });
   if (params.reduction != Reduction::none) add_losses<scalar>(params, loss, handovers);
 }
@@ -224,7 +280,7 @@ __global__ void __launch_bounds__(kTripletLargestBlock,
       elements.template form<norm>(known.inactive, static_cast<T>(in.eps), in.swap, known.distances,
                                    known.coefficients);
     }
-    tile.store(params.gradients);
+    tile.store(params.gradients, walk.flags & 2);
   });
 }
 
