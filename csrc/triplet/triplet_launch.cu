@@ -55,8 +55,8 @@ auto dispatch(const TripletInputs& in, Function&& function) {
 TripletTileWalk tile_walk(const TripletInputs& in, const TripletPolicy& policy) {
   const int width = kTripletAccessBytes / element_size(in.type);
   const int64_t capacity = triplet_tile_capacity(policy.tile_rows, in.dim, width);
-  return {policy.tile_rows, static_cast<int>(capacity), policy.threads_per_row,
-          odd_env("ODD_FLAGS", 3)};
+  return {policy.tile_rows, static_cast<int>(capacity), policy.threads_per_row, policy.stages,
+          odd_env("ODD_FLAGS", 7)};
 }
 
 template <auto kernel, typename... Arguments>

@@ -24,6 +24,7 @@ struct TripletTileWalk {
   int rows;      // of a tile, a multiple of the block's groups
   int capacity;  // elements that the memory for each input has
   int threads_per_row;
+  int stages;
   int flags;
 };
 
@@ -39,11 +40,13 @@ struct TripletTile {
   int shift;
   int end;  // of the rows, in memory
 
-  __device__ TripletTile(const TripletInputs& in, const TripletTileWalk& walk, int64_t index,
-                         scalar* memory)
-      : memory(memory), capacity(walk.capacity), first_row(index * walk.rows) {
+  __device__ TripletTile(const TripletInputs& in, const TripletTileWalk& walk, int64_t first_row,
+                         int64_t count, scalar* memory)
+      : memory(memory),
+        capacity(walk.capacity),
+        first_row(first_row),
+        rows(static_cast<int>(count)) {
     const int64_t first = first_row * in.dim;
-    rows = static_cast<int>(min(int64_t{walk.rows}, in.rows - first_row));
     shift = static_cast<int>(first % kWidth);
     begin = first - shift;
     end = shift + rows * static_cast<int>(in.dim);
@@ -87,10 +90,10 @@ struct TripletTile {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
       if (bulk) {
         if (threadIdx.x == 0 && rest > head) {
-          asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to +
-                                                                                           head),
-                       "r"(shared_address(from + head)), "r"((rest - head) * (int)sizeof(scalar))
-                       : "memory");
+          asm volatile(
+              "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to + head),
+              "r"(shared_address(from + head)), "r"((rest - head) * (int)sizeof(scalar))
+              : "memory");
         }
       } else
 #endif
@@ -175,46 +178,48 @@ template <typename scalar, typename Work>
 __device__ inline void for_each_tile(const TripletInputs& in, const TripletTileWalk& walk,
                                      Work work) {
   extern __shared__ uint4 tile_memory[];
-  scalar* memory = reinterpret_cast<scalar*>(tile_memory);
-  scalar* other = memory + 3 * walk.capacity;
-  __shared__ uint64_t barriers[2];
+  __shared__ uint64_t barriers[8];
   const bool bulk = walk.flags & 1;
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   if (threadIdx.x == 0) {
-    barrier_create(&barriers[0], 1);
-    barrier_create(&barriers[1], 1);
+    for (int i = 0; i < walk.stages; ++i) barrier_create(&barriers[i], 1);
     barriers_created();
   }
   __syncthreads();
 #endif
-  int stage = 0, parity = 0;
-  const auto fetch = [&](int64_t index, scalar* to, int stage) {
-    if (index * walk.rows < in.rows) {
-      TripletTile<scalar>(in, walk, index, to).fetch(in, bulk, &barriers[stage]);
-    }
+  const bool ranges = walk.flags & 4;
+  const int64_t first = ranges ? in.rows * blockIdx.y / gridDim.y : int64_t{blockIdx.y} * walk.rows;
+  const int64_t last = ranges ? in.rows * (blockIdx.y + 1) / gridDim.y : in.rows;
+  const int64_t step = ranges ? walk.rows : int64_t{gridDim.y} * walk.rows;
+  const auto tile_at = [&](int64_t row, int stage) {
+    return TripletTile<scalar>(in, walk, row, min(last - row, int64_t{walk.rows}),
+                               reinterpret_cast<scalar*>(tile_memory) + stage * 3 * walk.capacity);
+  };
+  const auto fetch = [&](int64_t row, int stage) {
+    if (row < last) tile_at(row, stage).fetch(in, bulk, &barriers[stage]);
     __pipeline_commit();
   };
-  fetch(blockIdx.y, memory, 0);
-  for (int64_t index = blockIdx.y; index * walk.rows < in.rows; index += gridDim.y) {
-    fetch(index + gridDim.y, other, stage ^ 1);
-    const TripletTile<scalar> tile(in, walk, index, memory);
+  int stage = 0, parity = 0;
+  for (int i = 0; i + 1 < walk.stages; ++i) fetch(first + i * step, i);
+  for (int64_t row = first; row < last; row += step) {
+    fetch(row + (walk.stages - 1) * step, stage == 0 ? walk.stages - 1 : stage - 1);
+    const TripletTile<scalar> tile = tile_at(row, stage);
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     if (bulk) {
       barrier_wait(&barriers[stage], parity);
-      if (tile.first_row + walk.rows >= in.rows) __syncthreads();
+      if (tile.first_row + tile.rows == in.rows) __syncthreads();
     } else
 #endif
     {
-      __pipeline_wait_prior(1);
+      __pipeline_wait_prior(walk.stages - 1);
       __syncthreads();
     }
     work(tile);
     __syncthreads();  // until the tile's memory is free
-    scalar* const free = memory;
-    memory = other;
-    other = free;
-    parity ^= stage;
-    stage ^= 1;
+    if (++stage == walk.stages) {
+      stage = 0;
+      parity ^= 1;
+    }
   }
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   if (threadIdx.x == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");

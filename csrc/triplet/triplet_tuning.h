@@ -67,40 +67,20 @@ inline int odd_env(const char* name, int otherwise) {
 // too long for that.
 inline void choose_triplet_tile(TripletPolicy& policy, int64_t rows, int64_t dim, int width,
                                 int multiprocessors, int shared_memory) {
-  const int64_t row_bytes = dim * 3 * 2 * (kTripletAccessBytes / width);
-  int threads = kTripletWarpFormBlock, row_threads = 16;
-  int blocks = kTripletTileBlocks;  // on a multiprocessor
-  const auto fits = [&] {
-    return threads / row_threads * row_bytes <= shared_memory / blocks - kTripletOtherShared;
-  };
-  if (dim <= 96 && rows >= int64_t{32} * blocks * multiprocessors) {
-    row_threads = odd_env("ODD_T", dim <= 32 ? 1 : 2);
-    threads = odd_env("ODD_B", threads);
-    while (threads > odd_env("ODD_MINB", 32) && !fits()) threads /= 2;
-  } else {
-    row_threads = odd_env("ODD_T2", row_threads);
-    threads = odd_env("ODD_B2", threads);
-    blocks = std::min(odd_env("ODD_BLOCKS", 8), 1024 / threads);
-    if (!fits()) row_threads = 32;
-    if (!fits()) blocks /= 2;
-    if (!fits()) row_threads = threads;
-    while (threads < kTripletLargestBlock && !fits()) {
-      threads *= 2;
-      blocks /= 2;
-      row_threads = threads;
-    }
-    blocks = std::max(blocks, 1);
-  }
+  const int blocks = odd_env("ODD_BLOCKS", 2);
+  const int stages = odd_env("ODD_S", 2);
+  const int threads = odd_env("ODD_B", 128), row_threads = odd_env("ODD_T", 32);
+  const int64_t row_bytes = dim * 3 * (kTripletAccessBytes / width) * stages;
   const int groups = threads / row_threads;
   const int64_t fit = (shared_memory / blocks - kTripletOtherShared) / row_bytes;
   const int64_t share = triplet_ceil_div(rows, int64_t{blocks} * multiprocessors);
   const int64_t turns = std::max<int64_t>(std::min(fit, share + groups - 1) / groups, 1);
   const int64_t capacity = triplet_tile_capacity(turns * groups, dim, width);
-  const int64_t bytes = 2 * 3 * capacity * (kTripletAccessBytes / width);
+  const int64_t bytes = stages * 3 * capacity * (kTripletAccessBytes / width);
   if (bytes > shared_memory - kTripletOtherShared) return;
   policy.threads_per_block = threads;
   policy.threads_per_row = row_threads;
-  policy.stages = 2;
+  policy.stages = stages;
   policy.tile_rows = static_cast<int>(turns * groups);
   policy.shared_bytes = static_cast<int>(bytes);
 }
