@@ -46,21 +46,21 @@ struct Distance<Norm::infinity, T> {
   __device__ T result() const { return value; }
 };
 
-template <Norm norm, typename T>
+template <Norm norm, typename T, bool with_swap = true>
 struct Distances {
   Distance<norm, T> positive;
   Distance<norm, T> negative;
-  Distance<norm, T> swap;
+  Distance<norm, T> swap;  // stays 0 without the swap
 
-  __device__ void add(T a, T p, T n, T eps, bool with_swap) {
+  __device__ void add(T a, T p, T n, T eps) {
     positive.add(a - p + eps);
     negative.add(a - n + eps);
-    if (with_swap) swap.add(p - n + eps);
+    if constexpr (with_swap) swap.add(p - n + eps);
   }
   __device__ void merge(const Distances& other) {
     positive.merge(other.positive);
     negative.merge(other.negative);
-    swap.merge(other.swap);
+    if constexpr (with_swap) swap.merge(other.swap);
   }
 };
 
@@ -73,9 +73,13 @@ __device__ inline Distance<norm, T> shuffle_xor(Distance<norm, T> distance, int 
   return distance;
 }
 
-template <Norm norm, typename T>
-__device__ inline Distances<norm, T> shuffle_xor(const Distances<norm, T>& d, int mask) {
-  return {shuffle_xor(d.positive, mask), shuffle_xor(d.negative, mask), shuffle_xor(d.swap, mask)};
+template <Norm norm, typename T, bool with_swap>
+__device__ inline Distances<norm, T, with_swap> shuffle_xor(const Distances<norm, T, with_swap>& d,
+                                                            int mask) {
+  Distances<norm, T, with_swap> other{
+      shuffle_xor(d.positive, mask), shuffle_xor(d.negative, mask), {}};
+  if constexpr (with_swap) other.swap = shuffle_xor(d.swap, mask);
+  return other;
 }
 
 template <typename scalar, typename T>
@@ -163,9 +167,9 @@ __device__ inline TripletElementGradient<T> element_gradient(T a, T p, T n, T ep
 // Finishes a row whose distances all threads of its group hold: its state and its loss, which is
 // returned in the group's first thread. Before, `form(inactive, distances, coefficients)` is called
 // if the row's gradients are to be formed.
-template <Norm norm, typename scalar, typename T, typename Form>
+template <Norm norm, typename scalar, typename T, bool with_swap, typename Form>
 __device__ inline T finish_row(const TripletForward& params, bool forms, T upstream, int64_t row,
-                               int thread, const Distances<norm, T>& d, Form form) {
+                               int thread, const Distances<norm, T, with_swap>& d, Form form) {
   const TripletInputs& in = params.inputs;
   TripletRowState<T> state{
       {d.positive.result(), d.negative.result(), in.swap ? d.swap.result() : T(0)}, {}};

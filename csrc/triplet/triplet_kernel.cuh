@@ -28,22 +28,15 @@ __device__ inline void add_access(Distances<norm, T>& distances,
                                   const TripletAccess<scalar>& access,
                                   const TripletPart<scalar, whole>& part, int offset, T eps,
                                   bool swap) {
-  const auto add = [&](auto counts) {
 #pragma unroll
-    for (int i = 0; i < kAccessWidth<scalar>; ++i) {
-      const T a = to_accumulate(access.anchor.get(i));
-      const T p = to_accumulate(access.positive.get(i));
-      const T n = to_accumulate(access.negative.get(i));
-      distances.positive.add(counts(i) ? a - p + eps : T(0));
-      distances.negative.add(counts(i) ? a - n + eps : T(0));
-      if (swap) distances.swap.add(counts(i) ? p - n + eps : T(0));
-    }
-  };
-  // Most accesses are wholly inside, and then need no masks.
-  if (part.covers(offset)) {
-    add([](int) { return true; });
-  } else {
-    add([&](int i) { return part.contains(offset + i); });
+  for (int i = 0; i < kAccessWidth<scalar>; ++i) {
+    const bool counts = part.contains(offset + i);
+    const T a = to_accumulate(access.anchor.get(i));
+    const T p = to_accumulate(access.positive.get(i));
+    const T n = to_accumulate(access.negative.get(i));
+    distances.positive.add(counts ? a - p + eps : T(0));
+    distances.negative.add(counts ? a - n + eps : T(0));
+    if (swap) distances.swap.add(counts ? p - n + eps : T(0));
   }
 }
 

@@ -55,8 +55,9 @@ auto dispatch(const TripletInputs& in, Function&& function) {
 TripletTileWalk tile_walk(const TripletInputs& in, const TripletPolicy& policy) {
   const int width = kTripletAccessBytes / element_size(in.type);
   const int64_t capacity = triplet_tile_capacity(policy.tile_rows, in.dim, width);
-  return {policy.tile_rows, static_cast<int>(capacity), policy.threads_per_row, policy.stages,
-          odd_env("ODD_FLAGS", 7)};
+  // Tiles of many rows keep to cache lines if whole; those of few do not anyway.
+  const int unit = policy.tile_rows >= kWarpSize ? policy.tile_rows : 1;
+  return {policy.tile_rows, static_cast<int>(capacity), unit, policy.threads_per_row};
 }
 
 template <auto kernel, typename... Arguments>

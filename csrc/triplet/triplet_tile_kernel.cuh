@@ -12,108 +12,72 @@
 
 #pragma once
 
-#include <cuda_pipeline_primitives.h>
-
-#include "common/device/wgmma.cuh"
 #include "triplet/triplet_device.cuh"
+#include "triplet/triplet_tile_copies.cuh"
 
 namespace fused_ops {
 
-// How threads share a tile.
+// How the blocks share the rows: each has a range of them, in tiles, and an equal one but for what
+// is less than `unit` rows.
 struct TripletTileWalk {
   int rows;      // of a tile, a multiple of the block's groups
   int capacity;  // elements that the memory for each input has
+  int unit;
   int threads_per_row;
-  int stages;
-  int flags;
 };
 
-// Up to `walk.rows` rows, in shared memory from `shift` on, as they are off a 16-byte boundary.
+// Rows in shared memory, from `shift` on, as they are off a 16-byte boundary.
 template <typename scalar>
 struct TripletTile {
   static constexpr int kWidth = kTripletAccessBytes / sizeof(scalar);
   scalar* memory;  // (3, capacity): anchor, positive and negative
   int capacity;
   int64_t first_row;
-  int64_t begin;  // the first element that memory holds
   int rows;
+  int64_t begin;  // the first element that memory holds
   int shift;
   int end;  // of the rows, in memory
 
-  __device__ TripletTile(const TripletInputs& in, const TripletTileWalk& walk, int64_t first_row,
-                         int64_t count, scalar* memory)
-      : memory(memory),
-        capacity(walk.capacity),
-        first_row(first_row),
-        rows(static_cast<int>(count)) {
-    const int64_t first = first_row * in.dim;
-    shift = static_cast<int>(first % kWidth);
-    begin = first - shift;
+  __device__ TripletTile(const TripletInputs& in, scalar* memory, int capacity, int64_t first_row,
+                         int rows)
+      : memory(memory), capacity(capacity), first_row(first_row), rows(rows) {
+    shift = static_cast<int>(first_row * in.dim % kWidth);
+    begin = first_row * in.dim - shift;
     end = shift + rows * static_cast<int>(in.dim);
   }
 
-  // Starts the copy of the rows, and of their neighbours in the same 16 bytes.
-  __device__ void fetch(const TripletInputs& in, bool bulk, uint64_t* barrier) const {
-    const int readable = static_cast<int>(min(int64_t{end} + kWidth, in.rows * in.dim - begin));
-    const int rest = (min(end + kWidth - 1, readable)) / kWidth * kWidth;
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    if (bulk && threadIdx.x == 0) {
-      asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-      barrier_expect(barrier, 3 * rest * static_cast<int>(sizeof(scalar)));
-    }
-#endif
-    const auto copy = [&](const void* input, scalar* to) {
+  // Fetches the rows, and their neighbours in the same 16 bytes.
+  __device__ void fetch(const TripletInputs& in, uint64_t* arrival) const {
+    const int rounded = (end + kWidth - 1) / kWidth * kWidth;
+    const int readable = static_cast<int>(min(in.rows * in.dim - begin, int64_t{rounded}));
+    const int rest = readable / kWidth * kWidth;  // of the matrix, less than 16 bytes
+    begin_fetches(arrival, 3 * rest * static_cast<int>(sizeof(scalar)));
+    const auto fetch_input = [&](const void* input, scalar* to) {
       const scalar* from = static_cast<const scalar*>(input) + begin;
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-      if (bulk) {
-        if (threadIdx.x == 0 && rest > 0) bulk_copy(to, from, rest * sizeof(scalar), barrier);
-      } else
-#endif
-#pragma unroll 4
-        for (int i = threadIdx.x * kWidth; i < rest; i += blockDim.x * kWidth) {
-          __pipeline_memcpy_async(to + i, from + i, kTripletAccessBytes);
-        }
+      fetch_flat(to, from, rest, arrival);
       for (int i = rest + threadIdx.x; i < end; i += blockDim.x) to[i] = from[i];
     };
-    copy(in.anchor, memory);
-    copy(in.positive, memory + capacity);
-    copy(in.negative, memory + 2 * capacity);
+    fetch_input(in.anchor, memory);
+    fetch_input(in.positive, memory + capacity);
+    fetch_input(in.negative, memory + 2 * capacity);
   }
 
   // Stores the gradients that have taken the inputs' place.
-  __device__ void store(const TripletGradients& gradients, bool bulk) const {
-    const int head = (shift + kWidth - 1) / kWidth * kWidth;
-    const int rest = end / kWidth * kWidth;
-    const auto copy = [&](void* gradient, const scalar* from) {
+  __device__ void store(const TripletGradients& gradients) const {
+    const int whole = min((shift + kWidth - 1) / kWidth * kWidth, end);  // [whole, rest) is that
+    const int rest = max(end / kWidth * kWidth, whole);
+    begin_stores();
+    const auto store_gradient = [&](void* gradient, const scalar* from) {
       if (gradient == nullptr) return;
       scalar* to = static_cast<scalar*>(gradient) + begin;
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-      if (bulk) {
-        if (threadIdx.x == 0 && rest > head) {
-          asm volatile(
-              "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to + head),
-              "r"(shared_address(from + head)), "r"((rest - head) * (int)sizeof(scalar))
-              : "memory");
-        }
-      } else
-#endif
-#pragma unroll 4
-        for (int i = head + threadIdx.x * kWidth; i < rest; i += blockDim.x * kWidth) {
-          Packed<scalar>::load(from + i).store(to + i);
-        }
-      for (int i = shift + threadIdx.x; i < min(head, end); i += blockDim.x) to[i] = from[i];
-      for (int i = max(head, rest) + threadIdx.x; i < end; i += blockDim.x) to[i] = from[i];
+      store_flat(to + whole, from + whole, rest - whole);
+      for (int i = shift + threadIdx.x; i < whole; i += blockDim.x) to[i] = from[i];
+      for (int i = rest + threadIdx.x; i < end; i += blockDim.x) to[i] = from[i];
     };
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-    __syncthreads();
-    copy(gradients.anchor, memory);
-    copy(gradients.positive, memory + capacity);
-    copy(gradients.negative, memory + 2 * capacity);
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    if (bulk && threadIdx.x == 0) asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-#endif
+    store_gradient(gradients.anchor, memory);
+    store_gradient(gradients.positive, memory + capacity);
+    store_gradient(gradients.negative, memory + 2 * capacity);
+    end_stores();
   }
 
   __device__ scalar* row(int index, int64_t dim) const {
@@ -149,10 +113,10 @@ struct TripletTileRow {
     }
   }
 
-  template <Norm norm, typename T>
-  __device__ void add_to(Distances<norm, T>& distances, T eps, bool swap) const {
+  template <Norm norm, typename T, bool with_swap>
+  __device__ void add_to(Distances<norm, T, with_swap>& distances, T eps) const {
     for_each_element([&](scalar*, scalar a, scalar p, scalar n) {
-      distances.add(to_accumulate(a), to_accumulate(p), to_accumulate(n), eps, swap);
+      distances.add(to_accumulate(a), to_accumulate(p), to_accumulate(n), eps);
     });
   }
 
@@ -178,52 +142,65 @@ template <typename scalar, typename Work>
 __device__ inline void for_each_tile(const TripletInputs& in, const TripletTileWalk& walk,
                                      Work work) {
   extern __shared__ uint4 tile_memory[];
-  __shared__ uint64_t barriers[8];
-  const bool bulk = walk.flags & 1;
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < walk.stages; ++i) barrier_create(&barriers[i], 1);
-    barriers_created();
-  }
-  __syncthreads();
-#endif
-  const bool ranges = walk.flags & 4;
-  const int64_t first = ranges ? in.rows * blockIdx.y / gridDim.y : int64_t{blockIdx.y} * walk.rows;
-  const int64_t last = ranges ? in.rows * (blockIdx.y + 1) / gridDim.y : in.rows;
-  const int64_t step = ranges ? walk.rows : int64_t{gridDim.y} * walk.rows;
+  __shared__ uint64_t arrivals[kTripletTileStages];
+  const auto row_of_block = [&](int block) {
+    const int64_t units = (in.rows + walk.unit - 1) / walk.unit;
+    return min(units * block / gridDim.y * walk.unit, in.rows);
+  };
+  const int64_t end = row_of_block(blockIdx.y + 1);
   const auto tile_at = [&](int64_t row, int stage) {
-    return TripletTile<scalar>(in, walk, row, min(last - row, int64_t{walk.rows}),
-                               reinterpret_cast<scalar*>(tile_memory) + stage * 3 * walk.capacity);
+    scalar* memory = reinterpret_cast<scalar*>(tile_memory) + stage * 3 * walk.capacity;
+    const int rows = static_cast<int>(min(end - row, int64_t{walk.rows}));
+    return TripletTile<scalar>(in, memory, walk.capacity, row, rows);
   };
   const auto fetch = [&](int64_t row, int stage) {
-    if (row < last) tile_at(row, stage).fetch(in, bulk, &barriers[stage]);
-    __pipeline_commit();
+    if (row < end) tile_at(row, stage).fetch(in, &arrivals[stage]);
+    end_fetches();
   };
-  int stage = 0, parity = 0;
-  for (int i = 0; i + 1 < walk.stages; ++i) fetch(first + i * step, i);
-  for (int64_t row = first; row < last; row += step) {
-    fetch(row + (walk.stages - 1) * step, stage == 0 ? walk.stages - 1 : stage - 1);
-    const TripletTile<scalar> tile = tile_at(row, stage);
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    if (bulk) {
-      barrier_wait(&barriers[stage], parity);
-      if (tile.first_row + tile.rows == in.rows) __syncthreads();
-    } else
-#endif
-    {
-      __pipeline_wait_prior(walk.stages - 1);
-      __syncthreads();
-    }
-    work(tile);
+  begin_copies(arrivals);
+  int stage = 0;
+  int phase = 0;
+  int64_t row = row_of_block(blockIdx.y);
+  for (fetch(row, 0); row < end; row += walk.rows) {
+    fetch(row + walk.rows, 1 - stage);
+    wait_for_fetches(&arrivals[stage], phase);
+    work(tile_at(row, stage));
     __syncthreads();  // until the tile's memory is free
-    if (++stage == walk.stages) {
-      stage = 0;
-      parity ^= 1;
-    }
+    phase ^= stage;
+    stage = 1 - stage;
   }
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  if (threadIdx.x == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-#endif
+  end_copies();
+}
+
+template <typename scalar, Norm norm, bool with_swap, typename T>
+__device__ inline T forward_tiles(const TripletForward& params, const TripletGradients& gradients,
+                                  const TripletExpectation& expected, const TripletTileWalk& walk) {
+  __shared__ Distances<norm, T, with_swap> shared[kMaxTripletWarps];
+  const TripletInputs& in = params.inputs;
+  const int thread = threadIdx.x % walk.threads_per_row;
+  const int groups = blockDim.x / walk.threads_per_row;
+  const T eps = static_cast<T>(in.eps);
+  T loss = 0;
+  for_each_tile<scalar>(in, walk, [&](const TripletTile<scalar>& tile) {
+    // Every thread takes part in a reduction, also where the tile has no row for it.
+    for (int row = threadIdx.x / walk.threads_per_row; row < walk.rows; row += groups) {
+      const int dim = row < tile.rows ? static_cast<int>(in.dim) : 0;
+      const TripletTileRow<scalar> elements{tile.row(row, in.dim), walk.capacity, dim, thread,
+                                            walk.threads_per_row};
+      Distances<norm, T, with_swap> distances;
+      elements.add_to(distances, eps);
+      distances = reduce_group(distances, walk.threads_per_row, shared);
+      if (row >= tile.rows) continue;
+      loss += finish_row<norm, scalar>(
+          params, expected.forms, static_cast<T>(expected.upstream), tile.first_row + row, thread,
+          distances,
+          [&](bool inactive, const TripletDistances<T>& d, const TripletCoefficients<T>& c) {
+            elements.template form<norm>(inactive, eps, with_swap, d, c);
+          });
+    }
+    if (expected.forms) tile.store(gradients);
+  });
+  return loss;
 }
 
 // As triplet_forward.
@@ -235,32 +212,10 @@ __global__ void __launch_bounds__(kTripletLargestBlock,
                          TripletTileWalk walk,
                          TripletHandovers<norm, typename AccumulateType<scalar>::type> handovers) {
   using T = typename AccumulateType<scalar>::type;
-  __shared__ Distances<norm, T> shared[kMaxTripletWarps];
-  const TripletInputs& in = params.inputs;
-  const int thread = threadIdx.x % walk.threads_per_row;
-  const int groups = blockDim.x / walk.threads_per_row;
-  const T eps = static_cast<T>(in.eps);
   const TripletExpectation expected = expect_upstream(params, guess);
-  T loss = 0;
-  for_each_tile<scalar>(in, walk, [&](const TripletTile<scalar>& tile) {
-    // Every thread takes part in a reduction, also where the last tile has no row for it.
-    for (int row = threadIdx.x / walk.threads_per_row; row < walk.rows; row += groups) {
-      const TripletTileRow<scalar> elements{tile.row(row, in.dim), walk.capacity,
-                                            row < tile.rows ? static_cast<int>(in.dim) : 0, thread,
-                                            walk.threads_per_row};
-      Distances<norm, T> distances;
-      elements.add_to(distances, eps, in.swap);
-      distances = reduce_group(distances, walk.threads_per_row, shared);
-      if (row >= tile.rows) continue;
-      loss += finish_row<norm, scalar>(
-          params, expected.forms, static_cast<T>(expected.upstream), tile.first_row + row, thread,
-          distances,
-          [&](bool inactive, const TripletDistances<T>& d, const TripletCoefficients<T>& c) {
-            elements.template form<norm>(inactive, eps, in.swap, d, c);
-          });
-    }
-    if (expected.forms) tile.store(gradients, walk.flags & 2);
-  });
+  const T loss = params.inputs.swap
+                     ? forward_tiles<scalar, norm, true, T>(params, gradients, expected, walk)
+                     : forward_tiles<scalar, norm, false, T>(params, gradients, expected, walk);
   if (params.reduction != Reduction::none) add_losses<scalar>(params, loss, handovers);
 }
 
@@ -285,7 +240,7 @@ __global__ void __launch_bounds__(kTripletLargestBlock,
       elements.template form<norm>(known.inactive, static_cast<T>(in.eps), in.swap, known.distances,
                                    known.coefficients);
     }
-    tile.store(params.gradients, walk.flags & 2);
+    tile.store(params.gradients);
   });
 }
 

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 
 namespace fused_ops {
 
@@ -24,10 +23,9 @@ constexpr int kTripletFormCount = 3;
 // inputs; each thread fetches ahead into slots of its own.
 constexpr int kTripletAccessBytes = 16;
 constexpr int kTripletSlotBytes = 3 * kTripletAccessBytes;
-constexpr int kTripletSlots = 8;       // of a thread, at most
-constexpr int kTripletAccesses = 4;    // to a row or chunk, so that the next one comes meanwhile
-constexpr int kTripletLine = 8;        // accesses that make up a cache line
-constexpr int kTripletTileBlocks = 8;  // that share a multiprocessor, at best
+constexpr int kTripletSlots = 8;     // of a thread, at most
+constexpr int kTripletAccesses = 4;  // to a row or chunk, so that the next one comes meanwhile
+constexpr int kTripletLine = 8;      // accesses that make up a cache line
 constexpr int kTripletWarpFormBlock = 128, kTripletSmallestBlock = 64, kTripletLargestBlock = 512;
 // Bytes of a row that a block can hold where shared memory is ample.
 constexpr int kTripletLongestHeldRow = kTripletLargestBlock * kTripletSlots * kTripletAccessBytes;
@@ -41,13 +39,13 @@ struct TripletPolicy {
   int threads_per_block;
   int threads_per_row;   // a power of two up to 32, or threads_per_block
   int accesses;          // of a thread to a chunk of a row
-  int stages;            // chunks that it keeps in slots: 1, or 2 with the next one
+  int stages;            // chunks that it keeps in slots, or tiles: 1, or 2 with the next one
   int64_t segments;      // blocks that share a row
   int64_t segment_size;  // elements of a row that one block reads, but for the last
   int64_t row_blocks;    // blocks along the rows; each takes every row_blocks-th group of rows
   bool holds_rows;       // whether a chunk is a whole row, so that the forward can form gradients
-  int tile_rows;  // rows that a block brings to shared memory at once (triplet_tile_kernel.cuh)
-                  // or 0 where its threads fetch into slots (triplet_kernel.cuh)
+  int tile_rows;         // rows in a tile (triplet_tile_kernel.cuh), or 0 where threads fetch into
+                         // slots (triplet_kernel.cuh)
   int shared_bytes;
 };
 
@@ -58,31 +56,48 @@ constexpr int64_t triplet_tile_capacity(int64_t rows, int64_t dim, int width) {
   return triplet_ceil_div(rows * dim + width - 1, width) * width;
 }
 
-inline int odd_env(const char* name, int otherwise) {
-  const char* text = getenv(name);
-  return text ? atoi(text) : otherwise;
-}
+// How a block shares a tile, for rows of up to `longest` elements.
+struct TripletTileShape {
+  int threads_per_block;
+  int threads_per_row;
+  int64_t longest;
+};
+
+// The first one that fits is taken. It gives few threads to a row, for each of them costs once a
+// row, and their reduction more if wider than a warp. H200, forward: (1048576, 63) float32 with 2, 4
+// and 16 threads to a row 197, 204 and 275 us; (32768, 2047) float32 with 32, 128 and 256 threads
+// 193, 199 and 210.
+constexpr TripletTileShape kTripletTileShapes[] = {
+    {256, 1, 8},     {256, 2, 96},    {128, 2, 96},          {256, 16, 512},
+    {256, 32, 2048}, {128, 32, 2400}, {256, 256, INT64_MAX}, {512, 512, INT64_MAX}};
+constexpr int kTripletTileStages = 2;
+constexpr int kTripletTileBlocks = 2;  // on a multiprocessor, whose memory tiles fill
 
 // How odd rows that lie one behind another are shared in tiles. `tile_rows` stays 0 where they are
 // too long for that.
 inline void choose_triplet_tile(TripletPolicy& policy, int64_t rows, int64_t dim, int width,
                                 int multiprocessors, int shared_memory) {
-  const int blocks = odd_env("ODD_BLOCKS", 2);
-  const int stages = odd_env("ODD_S", 2);
-  const int threads = odd_env("ODD_B", 128), row_threads = odd_env("ODD_T", 32);
-  const int64_t row_bytes = dim * 3 * (kTripletAccessBytes / width) * stages;
-  const int groups = threads / row_threads;
-  const int64_t fit = (shared_memory / blocks - kTripletOtherShared) / row_bytes;
-  const int64_t share = triplet_ceil_div(rows, int64_t{blocks} * multiprocessors);
-  const int64_t turns = std::max<int64_t>(std::min(fit, share + groups - 1) / groups, 1);
-  const int64_t capacity = triplet_tile_capacity(turns * groups, dim, width);
-  const int64_t bytes = stages * 3 * capacity * (kTripletAccessBytes / width);
-  if (bytes > shared_memory - kTripletOtherShared) return;
-  policy.threads_per_block = threads;
-  policy.threads_per_row = row_threads;
-  policy.stages = stages;
-  policy.tile_rows = static_cast<int>(turns * groups);
-  policy.shared_bytes = static_cast<int>(bytes);
+  const int size = kTripletAccessBytes / width;
+  const auto bytes = [&](int64_t tile_rows) {
+    return kTripletTileStages * 3 * triplet_tile_capacity(tile_rows, dim, width) * size;
+  };
+  for (const auto& shape : kTripletTileShapes) {
+    const int64_t groups = shape.threads_per_block / shape.threads_per_row;
+    const bool fits = dim <= shape.longest && bytes(groups) <= shared_memory - kTripletOtherShared;
+    if (!fits || (groups > 1 && rows < groups * multiprocessors)) continue;
+    const int64_t share = triplet_ceil_div(rows, int64_t{kTripletTileBlocks} * multiprocessors);
+    int64_t tile_rows = groups;
+    while (tile_rows < share &&
+           bytes(tile_rows + groups) <= shared_memory / kTripletTileBlocks - kTripletOtherShared) {
+      tile_rows += groups;
+    }
+    policy.threads_per_block = shape.threads_per_block;
+    policy.threads_per_row = shape.threads_per_row;
+    policy.stages = kTripletTileStages;
+    policy.tile_rows = static_cast<int>(tile_rows);
+    policy.shared_bytes = static_cast<int>(bytes(tile_rows));
+    return;
+  }
 }
 
 // `width` is how many elements an access moves; `whole` is whether rows start and end where
@@ -103,8 +118,8 @@ inline TripletPolicy choose_triplet_policy(int64_t rows, int64_t dim, int width,
                : TripletForm::block;
   }
 
-  const int split_threads = odd_env("ODD_SPLIT", kTripletLargestBlock);
-  TripletPolicy policy{form, split_threads, split_threads, 1, 1, 1, span, 1, false, 0, 0};
+  TripletPolicy policy{form, kTripletLargestBlock, kTripletLargestBlock, 1, 1, 1, span, 1, false, 0,
+                       0};
   if (form == TripletForm::warp) {
     policy.threads_per_block = kTripletWarpFormBlock;
     // Few threads to a row, for what each of them does once a row weighs most where rows are short;
