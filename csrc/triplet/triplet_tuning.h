@@ -64,12 +64,12 @@ struct TripletTileShape {
 };
 
 // The first one that fits is taken. It gives few threads to a row, for each of them costs once a
-// row, and their reduction more if wider than a warp. H200, forward: (1048576, 63) float32 with 2, 4
-// and 16 threads to a row 197, 204 and 275 us; (32768, 2047) float32 with 32, 128 and 256 threads
-// 193, 199 and 210.
+// row, and their reduction more if wider than a warp. H200, forward: (1048576, 63) float32 with 2,
+// 4 and 16 threads to a row 197, 204 and 275 us; (65536, 1001) float32 with 32, 128 and 256 threads
+// 192, 202 and 325.
 constexpr TripletTileShape kTripletTileShapes[] = {
-    {256, 1, 8},     {256, 2, 96},    {128, 2, 96},          {256, 16, 512},
-    {256, 32, 2048}, {128, 32, 2400}, {256, 256, INT64_MAX}, {512, 512, INT64_MAX}};
+    {256, 1, 8},     {256, 2, 96},     {128, 2, 64},          {256, 16, 512},
+    {256, 32, 2048}, {128, 128, 2400}, {256, 256, INT64_MAX}, {512, 512, INT64_MAX}};
 constexpr int kTripletTileStages = 2;
 constexpr int kTripletTileBlocks = 2;  // on a multiprocessor, whose memory tiles fill
 
