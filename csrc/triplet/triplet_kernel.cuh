@@ -7,7 +7,7 @@
 // reads the rows that are not inactive and writes the gradients, with the same bits. A group of
 // threads takes a row; blocks stride over the rows (gridDim.y) and, where a row is shared, over its
 // segments (gridDim.x). Reductions run in a fixed order and there are no atomics, so results repeat
-// bit for bit.
+// bit for bit. Odd rows that lie one behind another are triplet_tile_kernel.cuh's.
 //
 // triplet_forward   loss, state and perhaps gradients
 // triplet_backward  gradients

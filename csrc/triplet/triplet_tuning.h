@@ -42,7 +42,8 @@ struct TripletPolicy {
   int stages;            // chunks that it keeps in slots, or tiles: 1, or 2 with the next one
   int64_t segments;      // blocks that share a row
   int64_t segment_size;  // elements of a row that one block reads, but for the last
-  int64_t row_blocks;    // blocks along the rows; each takes every row_blocks-th group of rows
+  int64_t row_blocks;    // blocks along the rows; each takes every row_blocks-th group of rows, or
+                         // with tiles a range of them
   bool holds_rows;       // whether a chunk is a whole row, so that the forward can form gradients
   int tile_rows;         // rows in a tile (triplet_tile_kernel.cuh), or 0 where threads fetch into
                          // slots (triplet_kernel.cuh)
