@@ -88,11 +88,11 @@ PYBIND11_MODULE(_C, module) {
       "Elements of triplet_forward's state: its header, and each row.");
   module.def(
       "triplet_policy",
-      [](int64_t rows, int64_t dim, int element_size, bool whole, int multiprocessors,
+      [](int64_t rows, int64_t dim, int element_size, bool whole, bool packed, int multiprocessors,
          int shared_memory, int form) {
         const auto policy = fused_ops::choose_triplet_policy(
-            rows, dim, fused_ops::kTripletAccessBytes / element_size, whole, multiprocessors,
-            shared_memory, static_cast<fused_ops::TripletForm>(form));
+            rows, dim, fused_ops::kTripletAccessBytes / element_size, whole, packed,
+            multiprocessors, shared_memory, static_cast<fused_ops::TripletForm>(form));
         py::dict result;
         result["form"] = fused_ops::kTripletForms[static_cast<int>(policy.form)];
         result["threads_per_block"] = policy.threads_per_block;
@@ -103,10 +103,13 @@ PYBIND11_MODULE(_C, module) {
         result["segment_size"] = policy.segment_size;
         result["row_blocks"] = policy.row_blocks;
         result["holds_rows"] = policy.holds_rows;
+        result["tile_rows"] = policy.tile_rows;
+        result["shared_bytes"] = policy.shared_bytes;
         return result;
       },
-      py::arg("rows"), py::arg("dim"), py::arg("element_size"), py::arg("whole"),
+      py::arg("rows"), py::arg("dim"), py::arg("element_size"), py::arg("whole"), py::arg("packed"),
       py::arg("multiprocessors"), py::arg("shared_memory"), py::arg("form") = -1,
       "The launch policy of the CUDA kernels for (rows, dim) inputs, whose rows start and end on "
-      "16-byte boundaries (`whole`).");
+      "16-byte boundaries (`whole`) and lie one behind another from such a boundary on "
+      "(`packed`).");
 }

@@ -6,21 +6,38 @@
 #include "common/allow_shared_memory.h"
 #include "triplet/triplet_kernel.cuh"
 #include "triplet/triplet_launch.h"
+#include "triplet/triplet_tile_kernel.cuh"
 
 namespace fused_ops {
 namespace {
+
+bool starts_on_boundary(const void* matrix) {
+  return reinterpret_cast<uintptr_t>(matrix) % kTripletAccessBytes == 0;
+}
 
 // Whether every row starts and ends on a 16-byte boundary.
 bool has_whole_rows(const TripletInputs& in) {
   const int size = element_size(in.type);
   bool whole = in.dim * size % 16 == 0;
   for (const void* matrix : {in.anchor, in.positive, in.negative}) {
-    whole &= reinterpret_cast<uintptr_t>(matrix) % 16 == 0;
+    whole &= starts_on_boundary(matrix);
   }
   for (const int64_t stride : {in.anchor_stride, in.positive_stride, in.negative_stride}) {
     whole &= in.rows == 1 || stride * size % 16 == 0;
   }
   return whole;
+}
+
+// Whether rows lie one behind another from a 16-byte boundary on.
+bool is_packed(const TripletInputs& in) {
+  bool packed = true;
+  for (const void* matrix : {in.anchor, in.positive, in.negative}) {
+    packed &= starts_on_boundary(matrix);
+  }
+  for (const int64_t stride : {in.anchor_stride, in.positive_stride, in.negative_stride}) {
+    packed &= in.rows == 1 || stride == in.dim;
+  }
+  return packed;
 }
 
 dim3 grid_of(const TripletPolicy& policy) {
@@ -35,6 +52,21 @@ auto dispatch(const TripletInputs& in, Function&& function) {
   });
 }
 
+TripletTileWalk tile_walk(const TripletInputs& in, const TripletPolicy& policy) {
+  const int width = kTripletAccessBytes / element_size(in.type);
+  const int64_t capacity = triplet_tile_capacity(policy.tile_rows, in.dim, width);
+  // Tiles of many rows keep to cache lines if whole; those of few do not anyway.
+  const int unit = policy.tile_rows >= kWarpSize ? policy.tile_rows : 1;
+  return {policy.tile_rows, static_cast<int>(capacity), unit, policy.threads_per_row};
+}
+
+template <auto kernel, typename... Arguments>
+cudaError_t start(const TripletPolicy& policy, cudaStream_t stream, const Arguments&... arguments) {
+  if (const cudaError_t error = allow_shared_memory<kernel>(); error != cudaSuccess) return error;
+  kernel<<<grid_of(policy), policy.threads_per_block, policy.shared_bytes, stream>>>(arguments...);
+  return cudaGetLastError();
+}
+
 // A ticket no other launch has had, and chance alone makes memory hold: see handover.cuh.
 uint64_t next_ticket() {
   static std::atomic<uint64_t> ticket{(uint64_t{std::random_device()()} << 32) + 1};
@@ -46,8 +78,8 @@ uint64_t next_ticket() {
 TripletPolicy triplet_policy(const TripletInputs& in, const DeviceLimits& limits,
                              TripletForm form) {
   return choose_triplet_policy(in.rows, in.dim, kTripletAccessBytes / element_size(in.type),
-                               has_whole_rows(in), limits.multiprocessors, limits.shared_memory,
-                               form);
+                               has_whole_rows(in), is_packed(in), limits.multiprocessors,
+                               limits.shared_memory, form);
 }
 
 int64_t triplet_forward_scratch_bytes(const TripletForward& params, const TripletPolicy& policy) {
@@ -73,14 +105,15 @@ cudaError_t launch_triplet_forward(const TripletForward& params, const TripletPo
     handovers.ticket = next_ticket();
     const TripletWalk walk{policy.threads_per_row, policy.accesses, policy.stages,
                            policy.segment_size};
+    if (policy.tile_rows > 0) {
+      constexpr auto kernel = triplet_tile_forward<scalar, norm>;
+      return start<kernel>(policy, stream, params, gradients, guess,
+                           tile_walk(params.inputs, policy), handovers);
+    }
     const auto launch = [&](auto whole) {
       constexpr auto kernel = triplet_forward<scalar, norm, whole.value>;
-      if (const cudaError_t error = allow_shared_memory<kernel>(); error != cudaSuccess) {
-        return error;
-      }
-      kernel<<<grid_of(policy), policy.threads_per_block, policy.shared_bytes(), stream>>>(
-          params, gradients, policy.holds_rows ? guess : 0, walk, handovers);
-      return cudaGetLastError();
+      return start<kernel>(policy, stream, params, gradients, policy.holds_rows ? guess : 0, walk,
+                           handovers);
     };
     return has_whole_rows(params.inputs) ? launch(std::true_type{}) : launch(std::false_type{});
   });
@@ -88,15 +121,25 @@ cudaError_t launch_triplet_forward(const TripletForward& params, const TripletPo
 
 cudaError_t launch_triplet_backward(const TripletBackward& params, const TripletPolicy& policy,
                                     const TripletStateHeader* header, cudaStream_t stream) {
-  const bool whole = has_whole_rows(params.inputs);
+  // Gradients that start off the boundaries are not stored as tiles are.
+  bool tiles = policy.tile_rows > 0;
+  for (const void* gradient :
+       {params.gradients.anchor, params.gradients.positive, params.gradients.negative}) {
+    tiles &= starts_on_boundary(gradient);
+  }
   return dispatch(params.inputs, [&](auto* pointer, auto norm_constant) {
     using scalar = std::remove_pointer_t<decltype(pointer)>;
     constexpr Norm norm = norm_constant.value;
-    const auto kernel =
-        whole ? triplet_backward<scalar, norm, true> : triplet_backward<scalar, norm, false>;
-    kernel<<<grid_of(policy), policy.threads_per_block, 0, stream>>>(
-        params, header, policy.threads_per_row, policy.segment_size);
-    return cudaGetLastError();
+    if (tiles) {
+      constexpr auto kernel = triplet_tile_backward<scalar, norm>;
+      return start<kernel>(policy, stream, params, header, tile_walk(params.inputs, policy));
+    }
+    const auto launch = [&](auto whole) {
+      constexpr auto kernel = triplet_backward<scalar, norm, whole.value>;
+      return start<kernel>(policy, stream, params, header, policy.threads_per_row,
+                           policy.segment_size);
+    };
+    return has_whole_rows(params.inputs) ? launch(std::true_type{}) : launch(std::false_type{});
   });
 }
 

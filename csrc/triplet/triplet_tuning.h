@@ -39,21 +39,75 @@ struct TripletPolicy {
   int threads_per_block;
   int threads_per_row;   // a power of two up to 32, or threads_per_block
   int accesses;          // of a thread to a chunk of a row
-  int stages;            // chunks that it keeps in slots: 1, or 2 with the next one
+  int stages;            // chunks that it keeps in slots, or tiles: 1, or 2 with the next one
   int64_t segments;      // blocks that share a row
   int64_t segment_size;  // elements of a row that one block reads, but for the last
-  int64_t row_blocks;    // blocks along the rows; each takes every row_blocks-th group of rows
+  int64_t row_blocks;    // blocks along the rows; each takes every row_blocks-th group of rows, or
+                         // with tiles a range of them
   bool holds_rows;       // whether a chunk is a whole row, so that the forward can form gradients
-
-  int shared_bytes() const { return threads_per_block * accesses * stages * kTripletSlotBytes; }
+  int tile_rows;         // rows in a tile (triplet_tile_kernel.cuh), or 0 where threads fetch into
+                         // slots (triplet_kernel.cuh)
+  int shared_bytes;
 };
 
+constexpr int64_t triplet_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Elements of a tile's rows in the memory for one input: they start anywhere within an access.
+constexpr int64_t triplet_tile_capacity(int64_t rows, int64_t dim, int width) {
+  return triplet_ceil_div(rows * dim + width - 1, width) * width;
+}
+
+// How a block shares a tile, for rows of up to `longest` elements.
+struct TripletTileShape {
+  int threads_per_block;
+  int threads_per_row;
+  int64_t longest;
+};
+
+// The first one that fits is taken. It gives few threads to a row, for each of them costs once a
+// row, and their reduction more if wider than a warp. H200, forward: (1048576, 63) float32 with 2,
+// 4 and 16 threads to a row 197, 204 and 275 us; (65536, 1001) float32 with 32, 128 and 256 threads
+// 192, 202 and 325.
+constexpr TripletTileShape kTripletTileShapes[] = {
+    {256, 1, 8},     {256, 2, 96},     {128, 2, 64},          {256, 16, 512},
+    {256, 32, 2048}, {128, 128, 2400}, {256, 256, INT64_MAX}, {512, 512, INT64_MAX}};
+constexpr int kTripletTileStages = 2;
+constexpr int kTripletTileBlocks = 2;  // on a multiprocessor, whose memory tiles fill
+
+// How odd rows that lie one behind another are shared in tiles. `tile_rows` stays 0 where they are
+// too long for that.
+inline void choose_triplet_tile(TripletPolicy& policy, int64_t rows, int64_t dim, int width,
+                                int multiprocessors, int shared_memory) {
+  const int size = kTripletAccessBytes / width;
+  const auto bytes = [&](int64_t tile_rows) {
+    return kTripletTileStages * 3 * triplet_tile_capacity(tile_rows, dim, width) * size;
+  };
+  for (const auto& shape : kTripletTileShapes) {
+    const int64_t groups = shape.threads_per_block / shape.threads_per_row;
+    const bool fits = dim <= shape.longest && bytes(groups) <= shared_memory - kTripletOtherShared;
+    if (!fits || (groups > 1 && rows < groups * multiprocessors)) continue;
+    const int64_t share = triplet_ceil_div(rows, int64_t{kTripletTileBlocks} * multiprocessors);
+    int64_t tile_rows = groups;
+    while (tile_rows < share &&
+           bytes(tile_rows + groups) <= shared_memory / kTripletTileBlocks - kTripletOtherShared) {
+      tile_rows += groups;
+    }
+    policy.threads_per_block = shape.threads_per_block;
+    policy.threads_per_row = shape.threads_per_row;
+    policy.stages = kTripletTileStages;
+    policy.tile_rows = static_cast<int>(tile_rows);
+    policy.shared_bytes = static_cast<int>(bytes(tile_rows));
+    return;
+  }
+}
+
 // `width` is how many elements an access moves; `whole` is whether rows start and end where
-// accesses do; `shared_memory` is what a block may have of a multiprocessor's, in bytes.
+// accesses do; `packed` is whether rows lie one behind another from a 16-byte boundary on;
+// `shared_memory` is what a block may have of a multiprocessor's, in bytes.
 inline TripletPolicy choose_triplet_policy(int64_t rows, int64_t dim, int width, bool whole,
-                                           int multiprocessors, int shared_memory,
+                                           bool packed, int multiprocessors, int shared_memory,
                                            TripletForm form) {
-  const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  const auto ceil_div = triplet_ceil_div;
   const int64_t span = whole ? dim : dim + width - 1;  // with what the first access may have before
   const int64_t accesses = ceil_div(span, width);      // to a row
 
@@ -65,7 +119,8 @@ inline TripletPolicy choose_triplet_policy(int64_t rows, int64_t dim, int width,
                : TripletForm::block;
   }
 
-  TripletPolicy policy{form, kTripletLargestBlock, kTripletLargestBlock, 1, 1, 1, span, 1, false};
+  TripletPolicy policy{form, kTripletLargestBlock, kTripletLargestBlock, 1, 1, 1, span, 1, false, 0,
+                       0};
   if (form == TripletForm::warp) {
     policy.threads_per_block = kTripletWarpFormBlock;
     // Few threads to a row, for what each of them does once a row weighs most where rows are short;
@@ -86,15 +141,23 @@ inline TripletPolicy choose_triplet_policy(int64_t rows, int64_t dim, int width,
     policy.threads_per_row = policy.threads_per_block;
   }
 
+  if (packed && !whole && form != TripletForm::split) {
+    choose_triplet_tile(policy, rows, dim, width, multiprocessors, shared_memory);
+  }
   const int slots = std::min(kTripletSlots, (shared_memory - kTripletOtherShared) /
                                                 (policy.threads_per_block * kTripletSlotBytes));
   const int64_t needed = ceil_div(accesses, policy.threads_per_row);
-  const bool holds = form != TripletForm::split && needed <= slots;
-  policy.accesses = holds ? static_cast<int>(needed) : std::min(kTripletAccesses, slots);
-  policy.stages = std::min(slots / policy.accesses, 2);
+  policy.holds_rows = form != TripletForm::split && (policy.tile_rows > 0 || needed <= slots);
+  policy.accesses =
+      policy.holds_rows ? static_cast<int>(needed) : std::min(kTripletAccesses, slots);
+  if (policy.tile_rows == 0) {
+    policy.stages = std::min(slots / policy.accesses, 2);
+    policy.shared_bytes =
+        policy.threads_per_block * policy.accesses * policy.stages * kTripletSlotBytes;
+  }
 
   const int64_t per_processor =
-      std::clamp(shared_memory / (policy.shared_bytes() + kTripletOtherShared), 1,
+      std::clamp(shared_memory / (policy.shared_bytes + kTripletOtherShared), 1,
                  kTripletThreadsPerProcessor / policy.threads_per_block);
   const int64_t resident = per_processor * multiprocessors;
   if (form == TripletForm::split) {
@@ -103,10 +166,10 @@ inline TripletPolicy choose_triplet_policy(int64_t rows, int64_t dim, int width,
     policy.segment_size = ceil_div(ceil_div(span, segments), width) * width;
     policy.segments = ceil_div(span, policy.segment_size);
   }
-  policy.row_blocks =
-      std::min({ceil_div(rows, policy.threads_per_block / policy.threads_per_row),
-                std::max<int64_t>(resident / policy.segments, 1), kTripletMaxRowBlocks});
-  policy.holds_rows = holds;
+  policy.row_blocks = std::min(
+      {ceil_div(rows, policy.tile_rows > 0 ? policy.tile_rows
+                                           : policy.threads_per_block / policy.threads_per_row),
+       std::max<int64_t>(resident / policy.segments, 1), kTripletMaxRowBlocks});
   return policy;
 }
 

@@ -163,12 +163,18 @@ def _explain(
             dim=dim,
             element_size=anchor.element_size(),
             whole=all(map(_rows_are_whole, (anchor, positive, negative))),
+            packed=all(map(_rows_are_packed, (anchor, positive, negative))),
             multiprocessors=device.multi_processor_count,
             shared_memory=device.shared_memory_per_block_optin,
         )
         if _needs_grad(anchor, positive, negative):
             details["gradients_in_forward"] = ops.forms_gradients_in_forward(anchor)
     return Dispatch("triplet_margin_loss", "fused", details)
+
+
+def _rows_are_packed(tensor: torch.Tensor) -> bool:
+    """Whether rows lie one behind another from a 16-byte boundary on."""
+    return tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
 
 
 def _rows_are_whole(tensor: torch.Tensor) -> bool:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The launch policies as data, which needs no GPU: they cover every row and stay in its limits."""
 
+import itertools
+
 import pytest
 
 from fused_ops import _C
@@ -18,10 +20,11 @@ DEVICES = [
 def policies(form=-1):
     for rows in ROWS:
         for dim in DIMS:
-            for size, whole in ((2, True), (4, True), (8, True), (2, False), (4, False)):
-                if whole and dim * size % 16 != 0:
+            for size, whole, packed in itertools.product((2, 4, 8), (True, False), (True, False)):
+                if dim * size % 16 != 0 if whole else packed and dim * size % 16 == 0:
                     continue
-                case = {"rows": rows, "dim": dim, "element_size": size, "whole": whole}
+                case = {"rows": rows, "dim": dim, "element_size": size}
+                case |= {"whole": whole, "packed": packed}
                 for device in DEVICES:
                     yield case | device, _C.triplet_policy(**case, **device, form=form)
 
@@ -41,21 +44,32 @@ def test_policies_cover_the_input(form):
         assert 1 <= segments < 2**31, case  # and of gridDim.x
         assert (segments - 1) * size < span <= segments * size, case
         assert segments == 1 or size % width == 0, case
-        assert policy["accesses"] * policy["stages"] * threads * 48 <= case["shared_memory"], case
+        assert 0 < policy["shared_bytes"] <= case["shared_memory"], case
         assert policy["stages"] in (1, 2), case
         covered = policy["accesses"] * row_threads * width
         assert policy["holds_rows"] == (
             segments == 1 and policy["form"] != "split" and covered >= span
         ), case
-        groups = policy["row_blocks"] * (threads // row_threads)
-        assert groups - threads // row_threads < case["rows"], case  # no block without a row
+        groups, tile_rows = threads // row_threads, policy["tile_rows"]
+        taken = tile_rows or groups  # rows that a block takes at once
+        assert (policy["row_blocks"] - 1) * taken < case["rows"], case  # no block without a row
+        if tile_rows == 0:
+            needed = policy["accesses"] * policy["stages"] * threads * 48
+        else:
+            assert case["packed"] and not case["whole"] and policy["form"] != "split", case
+            assert tile_rows % groups == 0 and policy["stages"] == 2, case
+            # Rows start anywhere within 16 bytes.
+            memory = -(-(tile_rows * case["dim"] + width - 1) // width) * 16
+            needed = 2 * 3 * memory
+        assert policy["shared_bytes"] == needed, case
 
 
 def test_rows_are_held_up_to_the_longest():
     longest = _C.TRIPLET_LONGEST_HELD_ROW
     for size in (2, 4, 8):
         for row_bytes, holds in ((16, True), (longest, True), (longest + 16, False)):
-            case = {"rows": 10_000, "dim": row_bytes // size, "element_size": size, "whole": True}
+            case = {"rows": 10_000, "dim": row_bytes // size, "element_size": size}
+            case |= {"whole": True, "packed": True}
             assert _C.triplet_policy(**case, **DEVICES[0])["holds_rows"] == holds, case
 
 
