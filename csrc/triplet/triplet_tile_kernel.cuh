@@ -55,7 +55,8 @@ struct TripletTile {
     const auto fetch_input = [&](const void* input, scalar* to) {
       const scalar* from = static_cast<const scalar*>(input) + begin;
       fetch_flat(to, from, rest, arrival);
-      for (int i = rest + threadIdx.x; i < end; i += blockDim.x) to[i] = from[i];
+      // By the thread that has waited for the stores of this memory's last tile.
+      for (int i = rest; threadIdx.x == 0 && i < end; ++i) to[i] = from[i];
     };
     fetch_input(in.anchor, memory);
     fetch_input(in.positive, memory + capacity);
