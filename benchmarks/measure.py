@@ -13,7 +13,7 @@ import torch
 L2_FLUSH_BYTES = 256 * 2**20  # several times the L2 of any GPU we know
 GRAPH_CALLS = 20
 GRAPH_WORTH_US = 500  # above it launch gaps no longer matter
-SLOW_US = 2e5  # fewer runs then
+SLOW_US, VERY_SLOW_US = 2e5, 2e6  # fewer runs then, and one
 
 
 def device_times(call: Callable, runs: int, cold: bool = True) -> list[float]:
@@ -103,30 +103,34 @@ def no_garbage_collection() -> Iterator[None]:
 
 @no_garbage_collection()
 def measure(call: Callable, device: str) -> dict:
-    """The timing fields of a row, for a call that has been warmed up."""
+    """The timing fields of a row, for a call that has run once."""
     if device == "cpu":
-        once = statistics.median(cpu_times(call, 3))
+        once = statistics.median(cpu_times(call, 4)[1:])
         times = cpu_times(call, max(7, min(1000, int(1e6 / once))))
         return summary(times) | {"wall_us": statistics.median(times)}
-    once = statistics.median(device_times(call, 3))
-    fewest = 11 if once < SLOW_US else 3
+    once = wall_time(call, 1)
+    fewest = 11 if once < SLOW_US else 3 if once < VERY_SLOW_US else 1
+    for _ in range(fewest // 3):
+        call()
+    if fewest > 1:
+        once = statistics.median(device_times(call, 3))
     times = device_times(call, max(fewest, min(101, int(4e5 / once))))
     row = summary(times)
-    row["wall_us"] = wall_time(call, max(fewest // 2, min(300, int(3e5 / once))))
+    row["wall_us"] = wall_time(call, max(5, min(300, int(3e5 / once)))) if fewest > 3 else once
     if once < GRAPH_WORTH_US:
         row["graph_us"] = graph_time(call)
-    row["launches"] = launches(call)
+    row["launches"] = launches(call) if fewest > 1 else None
     row["peak_bytes"] = peak_bytes(call)
     return row
 
 
 def summary(times: list[float]) -> dict:
-    quartiles = statistics.quantiles(times, n=4)
+    quartiles = statistics.quantiles(times, n=4) if len(times) > 1 else [0, 0, 0]
     return {
         "time_us": statistics.median(times),
         "time_iqr_us": quartiles[2] - quartiles[0],
         "mean_us": statistics.mean(times),
-        "std_us": statistics.stdev(times),
+        "std_us": statistics.stdev(times) if len(times) > 1 else 0,
     }
 
 

@@ -84,6 +84,7 @@ def panel(title: str, rows: list[dict]) -> str:
         if row.get("peak_bytes"):
             ratio = row["peak_bytes"] / fused["peak_bytes"]
             parts.append(f"peak {row['peak_bytes'] / 2**20:8.1f} MB ({ratio:.2f}x)")
+        if row.get("launches"):
             parts.append(f"{row['launches']} launches ({row['launches'] / fused['launches']:.1f}x)")
         if row.get("sol"):
             parts.append(f"speed of light {row['sol']:.3f}")
