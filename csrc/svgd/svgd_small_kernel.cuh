@@ -20,6 +20,7 @@ struct SmallTask {
   bool select;  // whether the bandwidth comes from the median rather than from `update`
   bool apply;   // whether phi is wanted
   BandwidthRule rule;
+  double divisor;  // of the rule
   MedianRanks ranks;
   SmallMedianScratch* median;  // for `select`
   double* partial_means;       // one per block, for `select`
@@ -34,42 +35,51 @@ struct SmallSearchShared {
 };
 
 template <int patch>
-union SmallShared {
-  SmallSearchShared<patch> search;
-  SmallPhiShared<patch> phi;
+struct SmallShared {
+  union {
+    SmallSearchShared<patch> search;
+    SmallPhiShared<patch> phi;
+  };
+  float bandwidth;
 };
 
+// Finds the tile's distances and, from the median of all, the bandwidth.
 template <typename scalar, int patch>
 __device__ inline float small_median_bandwidth(const SmallTask& task, const SmallTile& tile,
-                                               SmallSearchShared<patch>& shared,
+                                               SmallFetch<patch>& fetch, SmallShared<patch>& shared,
                                                float (&distances)[patch][patch]) {
   const SvgdParticles& particles = task.update.particles;
+  SmallSelectShared& select = shared.search.select;
+  SmallSample sample;
+  sample.load<scalar>(particles);
   clear_scratch(task.median);
   auto waiting = cooperative_groups::this_grid().barrier_arrive();
-  const KeyRange window = window_around(estimate_median<scalar>(particles, shared.select));
-  small_distances<scalar>(particles, tile, shared.coordinates, distances);
-  count_keys<true>(distances, window, shared.select.histogram);
+  clear_histogram(select.window, kWindowBins);
+  clear_histogram(select.histogram, kSmallBins);
+  sample.sum(select.columns);
+  small_distances<scalar>(particles, tile, fetch, shared.search.coordinates, distances);
+  const KeyRange window =
+      window_around(estimate_median(sample, particles.dim, select.columns));
+  count_keys<true>(distances, window, select.window);
   const MedianRanks& ranks = task.ranks;
   const bool zero = ranks.lower < 0;  // the lower one is a zero of the diagonal
   MiddleDistances middle =
       select_distances(distances, window, zero ? 0u : static_cast<unsigned>(ranks.lower),
-                       !zero && ranks.upper > ranks.lower, waiting, task.median, shared.select);
+                       !zero && ranks.upper > ranks.lower, waiting, task.median, select);
   if (zero && middle.lower == middle.lower) {
     if (ranks.upper < 0) middle.upper = 0;
     middle.lower = 0;
   }
   double mean = 0;
   if (middle.upper == 0) {
-    mean = mean_distance(distances, particles.count, task.partial_means, shared.select);
+    mean = mean_distance(distances, particles.count, task.partial_means, select);
   }
   if (threadIdx.x == 0) {
-    shared.select.bandwidth =
-        bandwidth_of<float>(task.rule, particles.count, middle.lower, middle.upper, mean);
+    shared.bandwidth =
+        bandwidth_by_divisor<float>(task.rule, task.divisor, middle.lower, middle.upper, mean);
   }
   __syncthreads();
-  const float bandwidth = shared.select.bandwidth;
-  __syncthreads();  // before the weights overwrite it
-  return bandwidth;
+  return shared.bandwidth;
 }
 
 // Adds up the tiles' sums, four neighbouring elements to a thread where rows allow it.
@@ -81,11 +91,19 @@ __device__ inline void add_partial(const SmallTask& task) {
   const int step = gridDim.x * kTileThreads * width;
   for (int index = (blockIdx.x * kTileThreads + threadIdx.x) * width; index < size; index += step) {
     float sums[width] = {};
-#pragma unroll 8
-    for (int band = 0; band < task.bands; ++band) {
-      const auto part = load<width>(task.partial + int64_t{band} * size + index);
+    Vector<float, width> parts[kMaxBands];  // all loads under way at once
 #pragma unroll
-      for (int i = 0; i < width; ++i) sums[i] += part.value[i];
+    for (int band = 0; band < kMaxBands; ++band) {
+      if (band < task.bands) {
+        parts[band] = load<width>(task.partial + int64_t{band} * size + index);
+      }
+    }
+#pragma unroll
+    for (int band = 0; band < kMaxBands; ++band) {
+      if (band < task.bands) {
+#pragma unroll
+        for (int i = 0; i < width; ++i) sums[i] += parts[band].value[i];
+      }
     }
     const int row = index / dim;
     const int column = index - row * dim;
@@ -109,16 +127,18 @@ __global__ void __launch_bounds__(kTileThreads, 1)
   auto& shared = *reinterpret_cast<SmallShared<patch>*>(memory);
   const SvgdUpdate& update = task.update;
   const SmallTile tile = small_tile(blockIdx.x, task.bands);
+  SmallFetch<patch> fetch;
+  fetch.template load<scalar>(update.particles, tile, 0);
   float distances[patch][patch];
   float bandwidth;
   if (task.select) {
-    bandwidth = small_median_bandwidth<scalar>(task, tile, shared.search, distances);
+    bandwidth = small_median_bandwidth<scalar>(task, tile, fetch, shared, distances);
     if (task.bandwidth != nullptr && blockIdx.x == 0 && threadIdx.x == 0) {
       *task.bandwidth = bandwidth;
     }
     if (!task.apply) return;
   } else {
-    small_distances<scalar>(update.particles, tile, shared.search.coordinates, distances);
+    small_distances<scalar>(update.particles, tile, fetch, shared.search.coordinates, distances);
     bandwidth = update.bandwidth != nullptr ? *static_cast<const float*>(update.bandwidth)
                                             : static_cast<float>(update.bandwidth_number);
   }

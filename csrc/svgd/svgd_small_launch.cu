@@ -75,7 +75,7 @@ SvgdSmallPolicy svgd_small_policy(const SvgdParticles& particles, int multiproce
   for (int side = patch > 0 ? patch : 1; side <= 8; side *= 2) {
     const int edge = 16 * side;
     const SvgdSmallPolicy policy{side, (count + 2 * edge - 1) / (2 * edge) * 2};
-    if (policy.blocks() <= multiprocessors && small_shared_bytes(side) <= shared_bytes) {
+    if (policy.bands <= kMaxBands && policy.blocks() <= multiprocessors && small_shared_bytes(side) <= shared_bytes) {
       return policy;
     }
   }
@@ -97,6 +97,7 @@ cudaError_t launch_svgd_small(const SvgdUpdate& update, const BandwidthRule* rul
   if (rule != nullptr) {
     task.select = true;
     task.rule = *rule;
+    task.divisor = bandwidth_divisor(*rule, update.particles.count);
     task.ranks = median_ranks(*rule, update.particles.count);
     task.bandwidth = static_cast<float*>(bandwidth);
   }
@@ -110,6 +111,7 @@ cudaError_t launch_svgd_small_bandwidth(const SvgdParticles& particles, Bandwidt
   task.update.particles = particles;
   task.select = true;
   task.rule = rule;
+  task.divisor = bandwidth_divisor(rule, particles.count);
   task.ranks = median_ranks(rule, particles.count);
   task.bandwidth = static_cast<float*>(bandwidth);
   return launch(task, policy, scratch, stream);

@@ -43,13 +43,12 @@ struct alignas(16) SmallMedianScratch {
 static_assert(sizeof(SmallMedianScratch) % 16 == 0);
 
 struct SmallSelectShared {
-  unsigned histogram[kSmallBins];
+  alignas(16) unsigned window[kWindowBins];
+  alignas(16) unsigned histogram[kSmallBins];
   unsigned warp_sums[kTileThreads / kWarpSize];
-  unsigned bin, rank, total;
+  unsigned bin, rank;
   float columns[2][kTileThreads];
-  Sum<float> variances[kTileThreads / kWarpSize];
   Sum<double> sums[kTileThreads / kWarpSize];
-  float bandwidth;
 };
 
 struct KeyRange {
@@ -67,70 +66,90 @@ __device__ inline void clear_scratch(SmallMedianScratch* scratch) {
   }
 }
 
-// About the median squared distance, from the variances of the dimensions in a strided sample:
-// the mean is twice their sum, and the median of a gamma variable of that many degrees of freedom
-// lies below it by the approximation of Wilson and Hilferty. Only speed depends on it.
-template <typename scalar>
-__device__ inline float estimate_median(const SvgdParticles& particles, SmallSelectShared& shared) {
-  constexpr int rows_per_thread = 16;  // all loaded at once: one latency, not sixteen
-  const int count = static_cast<int>(particles.count);
-  const int dim = particles.dim < kTileThreads ? static_cast<int>(particles.dim) : kTileThreads;
-  int width = 1;  // threads side by side in a row
-  while (width < dim) width *= 2;
-  const int wanted = rows_per_thread * (kTileThreads / width);
-  const int step = count > wanted ? count / wanted : 1;
-  const int rows = count < wanted ? count : wanted;
-  const int column = threadIdx.x % width;
-  const auto* data = static_cast<const scalar*>(particles.data) + (column < dim ? column : 0);
-  const float origin = to_accumulate(data[0]);
+__device__ inline void clear_histogram(unsigned* histogram, int bins) {
+  for (int bin = 4 * threadIdx.x; bin < bins; bin += 4 * kTileThreads) {
+    *reinterpret_cast<uint4*>(histogram + bin) = uint4{0, 0, 0, 0};
+  }
+}
+
+// A strided sample of the particles, of which the estimate needs the variances. A thread takes
+// some rows of one dimension.
+struct SmallSample {
+  static constexpr int rows_per_thread = 16;
+  int dim;    // dimensions looked at
+  int width;  // threads side by side in a row
+  int rows;
+  float origin;
   float values[rows_per_thread];
+
+  template <typename scalar>
+  __device__ void load(const SvgdParticles& particles) {
+    const int count = static_cast<int>(particles.count);
+    dim = particles.dim < kTileThreads ? static_cast<int>(particles.dim) : kTileThreads;
+    width = 1;
+    while (width < dim) width *= 2;
+    const int wanted = rows_per_thread * (kTileThreads / width);
+    const int step = count > wanted ? count / wanted : 1;
+    rows = count < wanted ? count : wanted;
+    const int column = threadIdx.x % width;
+    const auto* data = static_cast<const scalar*>(particles.data) + (column < dim ? column : 0);
+    origin = to_accumulate(data[0]);
 #pragma unroll
-  for (int i = 0; i < rows_per_thread; ++i) {
-    const int row = threadIdx.x / width + i * (kTileThreads / width);
-    values[i] = row < rows ? to_accumulate(data[int64_t{row} * step * particles.stride]) : origin;
-  }
-  float sum = 0;
-  float squares = 0;
-#pragma unroll
-  for (int i = 0; i < rows_per_thread; ++i) {
-    sum += values[i] - origin;
-    squares = fma(values[i] - origin, values[i] - origin, squares);
-  }
-  for (int offset = kWarpSize / 2; offset >= width; offset /= 2) {
-    sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-    squares += __shfl_xor_sync(0xffffffffu, squares, offset);
-  }
-  const int lanes = width < kWarpSize ? width : kWarpSize;
-  const int lane = threadIdx.x % kWarpSize;
-  const int slot = threadIdx.x / kWarpSize * lanes + lane;
-  if (lane < lanes) {
-    shared.columns[0][slot] = sum;
-    shared.columns[1][slot] = squares;
-  }
-  __syncthreads();
-  Sum<float> variance, power;
-  if (threadIdx.x < dim) {
-    float total = 0;
-    float total_squares = 0;
-    for (int i = threadIdx.x; i < kTileThreads / kWarpSize * lanes; i += width) {
-      total += shared.columns[0][i];
-      total_squares += shared.columns[1][i];
+    for (int i = 0; i < rows_per_thread; ++i) {
+      const int row = threadIdx.x / width + i * (kTileThreads / width);
+      values[i] = row < rows ? to_accumulate(data[int64_t{row} * step * particles.stride]) : origin;
     }
-    const float mean = total / static_cast<float>(rows);
-    variance.value = total_squares / static_cast<float>(rows) - mean * mean;
-    power.value = variance.value * variance.value;
   }
-  variance = reduce_group(variance, kTileThreads, shared.variances);
-  power = reduce_group(power, kTileThreads, shared.variances);
-  if (threadIdx.x == 0) {
-    const float freedom = variance.value * variance.value / power.value;
-    const float below = 1.0f - 2.0f / (9.0f * freedom);
-    const float sample = static_cast<float>(rows) / static_cast<float>(rows > 1 ? rows - 1 : 1);
-    shared.bandwidth = 2.0f * variance.value * sample * below * below * below *
-                       static_cast<float>(particles.dim) / static_cast<float>(dim);
+
+  __device__ int lanes() const { return width < kWarpSize ? width : kWarpSize; }
+
+  // Leaves the warps' sums in `columns`. A barrier must follow.
+  __device__ void sum(float (&columns)[2][kTileThreads]) const {
+    float sum = 0;
+    float squares = 0;
+#pragma unroll
+    for (int i = 0; i < rows_per_thread; ++i) {
+      sum += values[i] - origin;
+      squares = fma(values[i] - origin, values[i] - origin, squares);
+    }
+    for (int offset = kWarpSize / 2; offset >= width; offset /= 2) {
+      sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+      squares += __shfl_xor_sync(0xffffffffu, squares, offset);
+    }
+    const int lane = threadIdx.x % kWarpSize;
+    if (lane >= lanes()) return;
+    columns[0][threadIdx.x / kWarpSize * lanes() + lane] = sum;
+    columns[1][threadIdx.x / kWarpSize * lanes() + lane] = squares;
   }
-  __syncthreads();
-  return shared.bandwidth;
+};
+
+// About the median squared distance of `all_dims` dimensions: the mean is twice the sum of the
+// variances, and the median of a gamma variable of that many degrees of freedom lies below it by
+// the approximation of Wilson and Hilferty. Only speed depends on it. Every warp computes it alone,
+// which needs no barrier.
+__device__ inline float estimate_median(const SmallSample& sample, int64_t all_dims,
+                                        const float (&columns)[2][kTileThreads]) {
+  const auto rows = static_cast<float>(sample.rows);
+  Sum<float> variance, power;
+  for (int column = threadIdx.x % kWarpSize; column < sample.dim; column += kWarpSize) {
+    float total = 0;
+    float squares = 0;
+    for (int i = column; i < kTileThreads / kWarpSize * sample.lanes(); i += sample.width) {
+      total += columns[0][i];
+      squares += columns[1][i];
+    }
+    const float mean = total / rows;
+    const float one = squares / rows - mean * mean;
+    variance.value += one;
+    power.value = fma(one, one, power.value);
+  }
+  variance = reduce_group<Sum<float>>(variance, kWarpSize, nullptr);
+  power = reduce_group<Sum<float>>(power, kWarpSize, nullptr);
+  const float freedom = variance.value * variance.value / power.value;
+  const float below = 1.0f - 2.0f / (9.0f * freedom);
+  const float unbiased = rows / (rows > 1 ? rows - 1 : 1);
+  return 2.0f * variance.value * unbiased * below * below * below * static_cast<float>(all_dims) /
+         static_cast<float>(sample.dim);
 }
 
 __device__ inline KeyRange window_around(float estimate) {
@@ -139,13 +158,11 @@ __device__ inline KeyRange window_around(float estimate) {
   return {key > kHalfWindow ? key - kHalfWindow : 0, kWindowShift, kWindowBins};
 }
 
-// Fills the block's histogram; with `window` bin 0 takes what lies below the range and the others
-// move up by one. Ends in a barrier.
+// Fills the block's histogram, zero before; with `window` bin 0 takes what lies below the range and
+// the others move up by one. Ends in a barrier.
 template <bool window, int patch>
 __device__ inline void count_keys(const float (&distances)[patch][patch], const KeyRange& range,
                                   unsigned* histogram) {
-  for (int bin = threadIdx.x; bin < range.bins; bin += kTileThreads) histogram[bin] = 0;
-  __syncthreads();
   unsigned below = 0;
   const unsigned span = static_cast<unsigned>(range.bins - window) << range.shift;
 #pragma unroll
@@ -264,7 +281,7 @@ struct MiddleDistances {
 };
 
 // The distances of rank `rank` and, with `mean_of_two`, of the next. Called after the window has
-// been counted in the block's histogram; `waiting` is the barrier that follows clear_scratch.
+// been counted, with a histogram of zeros; `waiting` is the barrier that follows clear_scratch.
 template <int patch>
 __device__ inline MiddleDistances select_distances(const float (&distances)[patch][patch],
                                                    KeyRange range, unsigned rank, bool mean_of_two,
@@ -278,12 +295,13 @@ __device__ inline MiddleDistances select_distances(const float (&distances)[patc
     for (int b = 0; b < patch; ++b) nan |= distances[a][b] != distances[a][b];
   }
   grid.barrier_wait(std::move(waiting));
-  flush_histogram(shared.histogram, range.bins, scratch->histograms[0]);
+  flush_histogram(shared.window, range.bins, scratch->histograms[0]);
   if (nan) scratch->nan = 1;  // every writer writes the same
   grid.sync();
-  const float not_a_number = std::numeric_limits<float>::quiet_NaN();
-  if (__ldcg(&scratch->nan) != 0) return {not_a_number, not_a_number};
+  const unsigned any_nan = __ldcg(&scratch->nan);  // on its way while the rank is looked for
   RankPlace place = find_rank(scratch->histograms[0], range.bins, rank, shared);
+  const float not_a_number = std::numeric_limits<float>::quiet_NaN();
+  if (any_nan != 0) return {not_a_number, not_a_number};
   int pass = 1;
   if (place.found && place.bin > 0) {
     range = {range.low + ((place.bin - 1) << range.shift), 0, kSmallBins};
@@ -298,6 +316,8 @@ __device__ inline MiddleDistances select_distances(const float (&distances)[patc
     grid.sync();
     place = find_rank(scratch->histograms[pass], range.bins, rank, shared);
     if (range.shift == 0) break;
+    clear_histogram(shared.histogram, kSmallBins);
+    __syncthreads();
     const unsigned low = range.low + (place.bin << range.shift);
     range = range.shift == 19 ? KeyRange{low, 7, kSmallBins} : KeyRange{low, 0, 128};
     rank = place.rank;

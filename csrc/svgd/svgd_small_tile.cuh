@@ -16,6 +16,9 @@ namespace fused_ops {
 // Marks places of a tile that are no pair i < j. Its bits are above those of any distance.
 constexpr float kNoPair = -1.0f;
 
+// More would be more blocks than any GPU has multiprocessors.
+constexpr int kMaxBands = 16;
+
 struct SmallTile {
   int bands[2];  // of the rows and of the columns; or two bands with themselves
   bool paired;   // the latter
@@ -44,39 +47,108 @@ __device__ inline void load_patch(const float* address, float (&values)[patch]) 
   }
 }
 
+// Coordinates of a band, [dimension][place of the row].
 template <int patch>
-using SmallCoordinates = CoordinateTile<float, 16 * patch>[2];
+using SmallBand = CoordinateTile<float, 16 * patch>;
+template <int patch>
+using SmallCoordinates = SmallBand<patch>[2];
+
+// In patches of eight the first fours of all rows come before the second ones: neighbouring threads
+// then read neighbouring fours, on different banks.
+template <int patch>
+__device__ inline int row_place(int row) {
+  return patch < 8 ? row : row / 4 % 2 * (8 * patch) + row / 8 * 4 + row % 4;
+}
+
+template <int patch>
+__device__ inline void load_rows(const float* line, int thread, float (&values)[patch]) {
+  if constexpr (patch < 8) {
+    load_patch(line + patch * thread, values);
+  } else {
+    static_assert(patch == 8);
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      const auto four = load<4>(line + part * (8 * patch) + 4 * thread);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) values[4 * part + i] = four.value[i];
+    }
+  }
+}
+
+// One block of dimensions of both bands on its way from device to shared memory: all its loads are
+// under way at once. A warp takes eight dimensions of four rows, which it stores to 32 banks.
+template <int patch>
+struct SmallFetch {
+  static constexpr int rows_per_thread = 2 * patch;
+  float values[2][rows_per_thread];
+
+  static __device__ int dimension() { return threadIdx.x / 32 % 4 * 8 + threadIdx.x % 8; }
+  static __device__ int row(int i) {
+    return 8 * i + threadIdx.x / 128 * 4 + threadIdx.x % 32 / 8;
+  }
+
+  template <typename scalar>
+  __device__ void load(const SvgdParticles& particles, const SmallTile& tile, int d) {
+    const auto* data = static_cast<const scalar*>(particles.data) + d + dimension();
+    const bool inside = d + dimension() < particles.dim;
+#pragma unroll
+    for (int band = 0; band < 2; ++band) {
+#pragma unroll
+      for (int i = 0; i < rows_per_thread; ++i) {
+        const int64_t particle = tile.bands[band] * (16 * patch) + row(i);
+        const bool present = inside && particle < particles.count;
+        values[band][i] = present ? to_accumulate(data[particle * particles.stride]) : 0.0f;
+      }
+    }
+  }
+
+  __device__ void store(SmallCoordinates<patch>& coordinates) const {
+#pragma unroll
+    for (int band = 0; band < 2; ++band) {
+#pragma unroll
+      for (int i = 0; i < rows_per_thread; ++i) {
+        coordinates[band].at[dimension()][row_place<patch>(row(i))] = values[band][i];
+      }
+    }
+  }
+};
 
 // Adds the squared differences of one block of dimensions. Threads above the diagonal of a paired
-// tile take both operands from the first band, threads below it from the second; the 16 threads on
-// it need both, which `paired` provides for without a branch.
+// tile take both operands from the first band, threads below it from the second. The 16 threads on
+// it have both bands' share of the same rows: there rows are exchanged between the operands.
 template <int patch, bool paired>
 __device__ inline void add_differences(const SmallCoordinates<patch>& coordinates, int width,
                                        float (&distances)[patch][patch]) {
   const int row = threadIdx.x / 16;
   const int column = threadIdx.x % 16;
-  const float* upper_i = &coordinates[paired && row > column].at[0][patch * row];
-  const float* upper_j = &coordinates[!paired || row > column].at[0][patch * column];
-  const float* lower_i = &coordinates[row >= column].at[0][patch * row];
-  const float* lower_j = &coordinates[row >= column].at[0][patch * column];
+  const bool diagonal = paired && row == column;
+  const float* line_i = coordinates[paired && row > column].at[0];
+  const float* line_j = coordinates[!paired || row >= column].at[0];
   constexpr int stride = sizeof(coordinates[0].at[0]) / sizeof(float);
   float sums[patch][patch] = {};
-#pragma unroll 4
-  for (int k = 0; k < width; ++k) {
-    float x_i[patch], x_j[patch], other_i[patch], other_j[patch];
-    load_patch(upper_i + k * stride, x_i);
-    load_patch(upper_j + k * stride, x_j);
-    if constexpr (paired) {
-      load_patch(lower_i + k * stride, other_i);
-      load_patch(lower_j + k * stride, other_j);
-    }
+  // Dimensions past the end are zero and add nothing.
+  constexpr int unroll = 4;
+  static_assert(kDimBlock % unroll == 0);
+  for (int first = 0; first < width; first += unroll) {
 #pragma unroll
-    for (int a = 0; a < patch; ++a) {
+    for (int k = first; k < first + unroll; ++k) {
+      float x_i[patch], x_j[patch];
+      load_rows(line_i + k * stride, row, x_i);
+      load_rows(line_j + k * stride, column, x_j);
+      float below_i[patch], above_j[patch];
 #pragma unroll
-      for (int b = 0; b < patch; ++b) {
-        const bool below = paired && a > b;
-        const float difference = below ? other_i[a] - other_j[b] : x_i[a] - x_j[b];
-        sums[a][b] = fma(difference, difference, sums[a][b]);
+      for (int a = 0; a < patch; ++a) {
+        below_i[a] = diagonal ? x_j[a] : x_i[a];
+        above_j[a] = diagonal ? x_i[a] : x_j[a];
+      }
+#pragma unroll
+      for (int a = 0; a < patch; ++a) {
+#pragma unroll
+        for (int b = 0; b < patch; ++b) {
+          const float difference =
+              (paired && a > b ? below_i[a] : x_i[a]) - (paired && a < b ? above_j[b] : x_j[b]);
+          sums[a][b] = fma(difference, difference, sums[a][b]);
+        }
       }
     }
   }
@@ -88,9 +160,11 @@ __device__ inline void add_differences(const SmallCoordinates<patch>& coordinate
 }
 
 // distances[a][b] is that of rows patch * (thread / 16) + a and patch * (thread % 16) + b of the
-// bands, with the bits of tile_distances; kNoPair where that is no pair. Ends in a barrier.
+// bands, with the bits of tile_distances; kNoPair where that is no pair. `fetch` has loaded the
+// first block of dimensions. Ends in a barrier.
 template <typename scalar, int patch>
 __device__ inline void small_distances(const SvgdParticles& particles, const SmallTile& tile,
+                                       SmallFetch<patch>& fetch,
                                        SmallCoordinates<patch>& coordinates,
                                        float (&distances)[patch][patch]) {
   constexpr int edge = 16 * patch;
@@ -101,10 +175,10 @@ __device__ inline void small_distances(const SvgdParticles& particles, const Sma
   }
   const int dim = static_cast<int>(particles.dim);
   for (int d = 0; d < dim; d += kDimBlock) {
-    load_coordinates<edge, scalar>(particles, tile.bands[0] * edge, d, coordinates[0]);
-    load_coordinates<edge, scalar>(particles, tile.bands[1] * edge, d, coordinates[1]);
+    fetch.store(coordinates);
     __syncthreads();
     const int width = dim - d < kDimBlock ? dim - d : kDimBlock;
+    if (d + kDimBlock < dim) fetch.template load<scalar>(particles, tile, d + kDimBlock);
     if (tile.paired) {
       add_differences<patch, true>(coordinates, width, distances);
     } else {
