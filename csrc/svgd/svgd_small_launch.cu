@@ -28,16 +28,16 @@ int small_shared_bytes(int patch) {
   return with_patch(patch, [](auto value) { return static_cast<int>(sizeof(SmallShared<value>)); });
 }
 
-template <typename scalar, int patch, SteinKernel kernel>
+template <typename scalar, int size, SteinKernel kernel>
 cudaError_t launch_kernel(const SmallTask& task, int blocks, cudaStream_t stream) {
-  constexpr int bytes = sizeof(SmallShared<patch>);
-  auto* function = svgd_small<scalar, patch, kernel>;
+  constexpr int bytes = sizeof(SmallShared<size>);
+  auto* function = svgd_small<scalar, size, kernel>;
   const cudaError_t error =
       cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
   void* arguments[] = {const_cast<SmallTask*>(&task)};
   return cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(function), dim3(blocks),
-                                     dim3(kTileThreads), arguments, bytes, stream);
+                                     dim3(SmallShape<size>::threads), arguments, bytes, stream);
 }
 
 cudaError_t launch(SmallTask& task, const SvgdSmallPolicy& policy, void* scratch,

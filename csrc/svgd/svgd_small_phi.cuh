@@ -27,21 +27,22 @@ constexpr float kMaxValue = 0x1p100f;
 
 template <SteinKernel kernel>
 __device__ inline float weight_of(float distance, float half_inverse) {
-  if (distance < 0) return 0;  // kNoPair
   const float u = distance * half_inverse;
-  return kernel == SteinKernel::rbf ? expf(-u) : rsqrtf(1.0f + u);
+  const float weight = kernel == SteinKernel::rbf ? expf(-u) : rsqrtf(1.0f + u);
+  return distance == kNoPair ? 0.0f : weight;
 }
 
-template <SteinKernel kernel, int patch>
-__device__ inline void store_small_weights(const float (&distances)[patch][patch],
-                                           float half_inverse, SmallPhiShared<patch>& shared) {
-  const int row = patch * (threadIdx.x / 16);
-  const int column = patch * (threadIdx.x % 16);
+template <SteinKernel kernel, int size>
+__device__ inline void store_small_weights(const SmallDistances<size>& distances,
+                                           float half_inverse, SmallPhiShared<size>& shared) {
+  constexpr int patch = SmallShape<size>::patch;
+  const int row = patch * distances.row();
+  const int column = patch * distances.column();
 #pragma unroll
   for (int a = 0; a < patch; ++a) {
-    const int place = swizzled_place<16 * patch>(row + a, column);
+    const int place = swizzled_place<SmallShape<size>::edge>(row + a, column);
     if constexpr (patch == 1) {
-      const float weight = weight_of<kernel>(distances[0][0], half_inverse) * kWeightScale;
+      const float weight = weight_of<kernel>(distances.at[0][0], half_inverse) * kWeightScale;
       const __half high = __float2half_rn(weight);
       shared.weights[0][place] = high;
       shared.weights[1][place] = __float2half_rn(weight - __half2float(high));
@@ -50,8 +51,8 @@ __device__ inline void store_small_weights(const float (&distances)[patch][patch
 #pragma unroll
       for (int b = 0; b < patch; b += 2) {
         const HalfPair pair =
-            split_pair(weight_of<kernel>(distances[a][b], half_inverse) * kWeightScale,
-                       weight_of<kernel>(distances[a][b + 1], half_inverse) * kWeightScale);
+            split_pair(weight_of<kernel>(distances.at[a][b], half_inverse) * kWeightScale,
+                       weight_of<kernel>(distances.at[a][b + 1], half_inverse) * kWeightScale);
         high.value[b / 2] = pair.high;
         low.value[b / 2] = pair.low;
       }
@@ -63,39 +64,55 @@ __device__ inline void store_small_weights(const float (&distances)[patch][patch
 
 // One block of dimensions of the sources on its way from device to shared memory. A thread takes
 // some rows of one dimension.
-template <int patch>
+template <int size>
 struct SmallSources {
-  static constexpr int edge = 16 * patch;
-  static constexpr int warps = kTileThreads / kWarpSize;
+  static constexpr int edge = SmallShape<size>::edge;
+  static constexpr int warps = SmallShape<size>::warps;
   static constexpr int rows_per_band = edge / warps;
-  static constexpr int centre_rows = 8;
-  float centres[centre_rows];
+  static constexpr int centre_rows = 2;  // of a band
+  float centres[2][centre_rows];
   float coordinates[2][rows_per_band];  // x, or x - m
   float scores[2][rows_per_band];
 
   static __device__ int row(int i) { return i * warps + threadIdx.x / kWarpSize; }
   static __device__ int lane() { return threadIdx.x % kWarpSize; }
 
+  // Rows of a band that this thread's column has, from its first one on.
+  static __device__ int rows_left(const SvgdParticles& particles, const SmallTile& tile, int band,
+                                  int d) {
+    const int first = tile.bands[band] * edge + row(0);
+    return d + lane() < particles.dim ? static_cast<int>(particles.count) - first : 0;
+  }
+
   template <typename scalar>
   __device__ void load(const SvgdUpdate& update, const SmallTile& tile, int d) {
     const SvgdParticles& particles = update.particles;
-    const bool inside = d + lane() < particles.dim;
-    const auto* x = static_cast<const scalar*>(particles.data) + d + lane();
-    const auto* s = static_cast<const scalar*>(update.score) + d + lane();
-#pragma unroll
-    for (int i = 0; i < centre_rows; ++i) {
-      const int64_t row = tile.bands[i % 2] * edge + i * (edge / centre_rows);
-      const int64_t last = particles.count - 1;
-      centres[i] = inside ? to_accumulate(x[(row < last ? row : last) * particles.stride]) : 0.0f;
-    }
+    const int column = d + lane() < particles.dim ? d + lane() : 0;
+    const auto* data = static_cast<const scalar*>(particles.data) + column;
+    const int last = static_cast<int>(particles.count) - 1;
 #pragma unroll
     for (int band = 0; band < 2; ++band) {
 #pragma unroll
+      for (int i = 0; i < centre_rows; ++i) {
+        const int row = tile.bands[band] * edge + i * (edge / centre_rows);
+        centres[band][i] = to_accumulate(data[min(row, last) * particles.stride]);
+      }
+    }
+    const int64_t step = warps * particles.stride;
+    const int64_t score_step = warps * update.score_stride;
+#pragma unroll
+    for (int band = 0; band < 2; ++band) {
+      const int first = tile.bands[band] * edge + row(0);
+      const int left = rows_left(particles, tile, band, d);
+      const auto* x = data + first * particles.stride;
+      const auto* s =
+          static_cast<const scalar*>(update.score) + column + first * update.score_stride;
+#pragma unroll
       for (int i = 0; i < rows_per_band; ++i) {
-        const int64_t particle = tile.bands[band] * edge + row(i);
-        const bool present = inside && particle < particles.count;
-        coordinates[band][i] = present ? to_accumulate(x[particle * particles.stride]) : 0.0f;
-        scores[band][i] = present ? to_accumulate(s[particle * update.score_stride]) : 0.0f;
+        coordinates[band][i] = i * warps < left ? to_accumulate(*x) : 0.0f;
+        scores[band][i] = i * warps < left ? to_accumulate(*s) : 0.0f;
+        x += step;
+        s += score_step;
       }
     }
   }
@@ -106,16 +123,18 @@ struct SmallSources {
                          unsigned (&largest)[2][warps]) {
     float middle = 0;
 #pragma unroll
-    for (int i = 0; i < centre_rows; ++i) middle += centres[i];
-    middle /= centre_rows;
-    const bool inside = d + lane() < particles.dim;
+    for (int band = 0; band < 2; ++band) {
+#pragma unroll
+      for (int i = 0; i < centre_rows; ++i) middle += centres[band][i];
+    }
+    middle /= 2 * centre_rows;
     unsigned maxima[2] = {};
 #pragma unroll
     for (int band = 0; band < 2; ++band) {
+      const int left = rows_left(particles, tile, band, d);
 #pragma unroll
       for (int i = 0; i < rows_per_band; ++i) {
-        const bool present = inside && tile.bands[band] * edge + row(i) < particles.count;
-        coordinates[band][i] = present ? coordinates[band][i] - middle : 0.0f;
+        coordinates[band][i] = i * warps < left ? coordinates[band][i] - middle : 0.0f;
         maxima[0] = max(maxima[0], __float_as_uint(fabsf(coordinates[band][i])));
         maxima[1] = max(maxima[1], __float_as_uint(fabsf(scores[band][i])));
       }
@@ -132,7 +151,7 @@ struct SmallSources {
 
   // Stores scale * (score_share * score + offset_share * (x - m)) in halves.
   __device__ void store_halves(float score_share, float offset_share, float scale,
-                               SmallPhiShared<patch>& shared) const {
+                               SmallPhiShared<size>& shared) const {
 #pragma unroll
     for (int band = 0; band < 2; ++band) {
 #pragma unroll
@@ -147,7 +166,7 @@ struct SmallSources {
     }
   }
 
-  __device__ void store_coordinates(SmallPhiShared<patch>& shared) const {
+  __device__ void store_coordinates(SmallPhiShared<size>& shared) const {
 #pragma unroll
     for (int band = 0; band < 2; ++band) {
 #pragma unroll
@@ -157,7 +176,7 @@ struct SmallSources {
     }
   }
 
-  __device__ void store_scores(SmallPhiShared<patch>& shared) const {
+  __device__ void store_scores(SmallPhiShared<size>& shared) const {
 #pragma unroll
     for (int band = 0; band < 2; ++band) {
 #pragma unroll
@@ -181,27 +200,23 @@ struct ValueScale {
   }
 };
 
-template <int patch>
-__device__ inline void scale_sums(float factor, SmallSums<patch>& sums) {
-  using Share = SmallShare<patch>;
+template <int size>
+__device__ inline void scale_sums(float factor, SmallSums<size>& sums) {
 #pragma unroll
-  for (int t = 0; t < Share::target_tiles; ++t) {
+  for (int n = 0; n < SmallShare<size>::dim_tiles; ++n) {
 #pragma unroll
-    for (int n = 0; n < Share::dim_tiles; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) sums.values[t][n][e] *= factor;
-    }
+    for (int e = 0; e < 4; ++e) sums.values[n][e] *= factor;
   }
 }
 
 // Sums of a thread's share of the tile in the centred form; its weights' sums only if `totals`.
 // Calls `release` when the sources have been stored for the last time.
-template <SteinKernel kernel, int patch, typename Release>
-__device__ inline void multiply_centred(const SmallSources<patch>& sources, bool paired,
+template <SteinKernel kernel, int size, typename Release>
+__device__ inline void multiply_centred(const SmallSources<size>& sources, bool paired,
                                         float strength, const float (&largest)[2], bool totals,
-                                        SmallPhiShared<patch>& shared, SmallSums<patch>& sums,
+                                        SmallPhiShared<size>& shared, SmallSums<size>& sums,
                                         Release release) {
-  using Share = SmallShare<patch>;
+  using Share = SmallShare<size>;
   constexpr bool rbf = kernel == SteinKernel::rbf;
   const int half = Share::half();
   const int band = paired ? half : 1 - half;
@@ -218,126 +233,106 @@ __device__ inline void multiply_centred(const SmallSources<patch>& sources, bool
     sources.store_halves(0, -strength, offset_scale.scale, shared);
     __syncthreads();
     release();
-    SmallSums<patch> offset_sums;
+    SmallSums<size> offset_sums;
     multiply_halves<true>(shared, paired, band, true, offset_sums);
     scale_sums(offset_scale.inverse / kWeightScale, offset_sums);
 #pragma unroll
-    for (int t = 0; t < Share::target_tiles; ++t) {
+    for (int e = 0; e < 4; ++e) {
 #pragma unroll
-      for (int n = 0; n < Share::dim_tiles; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sums.values[t][n][e] += offset_sums.values[t][n][e];
-      }
-#pragma unroll
-      for (int e = 0; e < 4; ++e) sums.totals[t][e] = offset_sums.totals[t][e];
+      for (int n = 0; n < Share::dim_tiles; ++n) sums.values[n][e] += offset_sums.values[n][e];
+      sums.totals[e] = offset_sums.totals[e];
     }
   }
   // The other part of the repulsion.
 #pragma unroll
-  for (int t = 0; t < Share::target_tiles; ++t) {
+  for (int e = 0; e < 4; e += 2) {
+    const float total = sums.totals[e] * (strength / kWeightScale);
 #pragma unroll
     for (int n = 0; n < Share::dim_tiles; ++n) {
+      const auto offset = load<2>(&shared.coordinates[half][Share::target(e)][Share::dimension(n)]);
 #pragma unroll
-      for (int e = 0; e < 4; e += 2) {
-        const auto offset =
-            load<2>(&shared.coordinates[half][Share::target(t, e)][Share::dimension(n)]);
-        const float total = sums.totals[t][e] * (strength / kWeightScale);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          sums.values[t][n][e + i] = fma(offset.value[i], total, sums.values[t][n][e + i]);
-        }
+      for (int i = 0; i < 2; ++i) {
+        sums.values[n][e + i] = fma(offset.value[i], total, sums.values[n][e + i]);
       }
     }
   }
 }
 
 // The weight of a pair of a band with the other, or with itself.
-template <int patch>
-__device__ inline float stored_weight(const SmallPhiShared<patch>& shared, bool paired, int target,
+template <int size>
+__device__ inline float stored_weight(const SmallPhiShared<size>& shared, bool paired, int target,
                                       int source) {
-  const int half = SmallShare<patch>::half();
+  const int half = SmallShare<size>::half();
   if (paired && source == target) return 1;
   const bool transposed = paired ? (half == 0) == (source < target) : half == 1;
   const int place =
-      swizzled_place<16 * patch>(transposed ? source : target, transposed ? target : source);
+      swizzled_place<SmallShape<size>::edge>(transposed ? source : target, transposed ? target : source);
   return (__half2float(shared.weights[0][place]) + __half2float(shared.weights[1][place])) *
          (1 / kWeightScale);
 }
 
 // The same with differences formed per pair, in float32.
-template <SteinKernel kernel, int patch>
-__device__ inline void multiply_direct(const SmallSources<patch>& sources, bool paired,
-                                       float strength, SmallPhiShared<patch>& shared,
-                                       SmallSums<patch>& sums) {
-  using Share = SmallShare<patch>;
+template <SteinKernel kernel, int size>
+__device__ inline void multiply_direct(const SmallSources<size>& sources, bool paired,
+                                       float strength, SmallPhiShared<size>& shared,
+                                       SmallSums<size>& sums) {
+  using Share = SmallShare<size>;
   const int half = Share::half();
   const int band = paired ? half : 1 - half;
   sources.store_coordinates(shared);
   sources.store_scores(shared);
   __syncthreads();
-  float x[Share::target_tiles][Share::dim_tiles][4];
+  float x[Share::dim_tiles][4];
 #pragma unroll
-  for (int t = 0; t < Share::target_tiles; ++t) {
+  for (int n = 0; n < Share::dim_tiles; ++n) {
 #pragma unroll
-    for (int n = 0; n < Share::dim_tiles; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        x[t][n][e] =
-            shared.coordinates[half][Share::target(t, e)][Share::dimension(n) + e % 2];
-        sums.values[t][n][e] = 0;
-      }
+    for (int e = 0; e < 4; ++e) {
+      x[n][e] = shared.coordinates[half][Share::target(e)][Share::dimension(n) + e % 2];
+      sums.values[n][e] = 0;
     }
   }
-  for (int source = 0; source < 16 * patch; ++source) {
-    float k[Share::target_tiles][2], g[Share::target_tiles][2];
+#pragma unroll 2
+  for (int source = 0; source < SmallShape<size>::edge; ++source) {
+    float k[2], g[2];
 #pragma unroll
-    for (int t = 0; t < Share::target_tiles; ++t) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const float weight = stored_weight(shared, paired, Share::target(t, 2 * e), source);
-        k[t][e] = weight;
-        g[t][e] = (kernel == SteinKernel::rbf ? weight : weight * weight * weight) * strength;
-      }
+    for (int e = 0; e < 2; ++e) {
+      k[e] = stored_weight(shared, paired, Share::target(2 * e), source);
+      g[e] = (kernel == SteinKernel::rbf ? k[e] : k[e] * k[e] * k[e]) * strength;
     }
 #pragma unroll
     for (int n = 0; n < Share::dim_tiles; ++n) {
       const auto s = load<2>(&shared.scores[band][source][Share::dimension(n)]);
       const auto x_j = load<2>(&shared.coordinates[band][source][Share::dimension(n)]);
 #pragma unroll
-      for (int t = 0; t < Share::target_tiles; ++t) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          float& sum = sums.values[t][n][e];
-          sum = fma(k[t][e / 2], s.value[e % 2], sum);
-          sum = fma(g[t][e / 2], x[t][n][e] - x_j.value[e % 2], sum);
-        }
+      for (int e = 0; e < 4; ++e) {
+        float& sum = sums.values[n][e];
+        sum = fma(k[e / 2], s.value[e % 2], sum);
+        sum = fma(g[e / 2], x[n][e] - x_j.value[e % 2], sum);
       }
     }
   }
 }
 
-// Stores the share of row 0 of a band at `rows`, (count, dim), of which `left` rows are there.
-template <int patch>
-__device__ inline void store_sums(const SmallSums<patch>& sums, float* rows, int left, int dim,
+// Stores the sums for a band whose row 0 is at `rows`, (count, dim), of which `left` rows are there.
+template <int size>
+__device__ inline void store_sums(const SmallSums<size>& sums, float* rows, int left, int dim,
                                   int d) {
-  using Share = SmallShare<patch>;
+  using Share = SmallShare<size>;
 #pragma unroll
-  for (int t = 0; t < Share::target_tiles; ++t) {
+  for (int e = 0; e < 4; e += 2) {
+    const int target = Share::target(e);
+    if (target >= left) continue;
+    float* element = rows + target * dim + d;
 #pragma unroll
-    for (int e = 0; e < 4; e += 2) {
-      const int target = Share::target(t, e);
-      if (target >= left) continue;
+    for (int n = 0; n < Share::dim_tiles; ++n) {
+      const int column = Share::dimension(n);
+      if (dim % 2 == 0) {
+        if (d + column >= dim) continue;
+        store(element + column, Vector<float, 2>{{sums.values[n][e], sums.values[n][e + 1]}});
+      } else {
 #pragma unroll
-      for (int n = 0; n < Share::dim_tiles; ++n) {
-        const int column = d + Share::dimension(n);
-        float* element = rows + int64_t{target} * dim + column;
-        if (dim % 2 == 0 && column < dim) {
-          store(element, Vector<float, 2>{{sums.values[t][n][e], sums.values[t][n][e + 1]}});
-        } else {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            if (column + i < dim) element[i] = sums.values[t][n][e + i];
-          }
+        for (int i = 0; i < 2; ++i) {
+          if (d + column + i < dim) element[column + i] = sums.values[n][e + i];
         }
       }
     }
@@ -346,22 +341,21 @@ __device__ inline void store_sums(const SmallSums<patch>& sums, float* rows, int
 
 // Writes the tile's sums for its bands to `partial`, (bands, count, dim): what band p receives from
 // band q lies in slot q.
-template <typename scalar, SteinKernel kernel, int patch>
+template <typename scalar, SteinKernel kernel, int size>
 __device__ inline void small_phi(const SvgdUpdate& update, const SmallTile& tile,
-                                 const float (&distances)[patch][patch], float bandwidth,
-                                 float* partial, SmallPhiShared<patch>& shared) {
-  constexpr int edge = 16 * patch;
+                                 const SmallDistances<size>& distances, float bandwidth,
+                                 float* partial, SmallPhiShared<size>& shared) {
   const int count = static_cast<int>(update.particles.count);
   const int dim = static_cast<int>(update.particles.dim);
   const KernelScale<float> scale(kernel, bandwidth, static_cast<float>(update.repulsion));
-  SmallSources<patch> sources;
+  SmallSources<size> sources;
   sources.template load<scalar>(update, tile, 0);  // on its way while the weights are formed
   store_small_weights<kernel>(distances, scale.half_inverse, shared);
-  const int half = SmallShare<patch>::half();
+  const int half = SmallShare<size>::half();
   const int64_t slot = tile.band((tile.paired ? half : 1 - half) != 0);
-  const int first_row = tile.band(half != 0) * edge;
+  const int first_row = tile.band(half != 0) * SmallShape<size>::edge;
   float* rows = partial + (slot * count + first_row) * dim;
-  SmallSums<patch> sums;
+  SmallSums<size> sums;
   bool totals_due = true;
   for (int d = 0; d < dim; d += kDimBlock) {
     const auto load_next = [&] {
@@ -374,7 +368,7 @@ __device__ inline void small_phi(const SvgdUpdate& update, const SmallTile& tile
     for (int i = 0; i < 2; ++i) {
       unsigned bits = 0;
 #pragma unroll
-      for (int warp = 0; warp < SmallPhiShared<patch>::warps; ++warp) {
+      for (int warp = 0; warp < SmallPhiShared<size>::warps; ++warp) {
         bits = max(bits, shared.largest[i][warp]);
       }
       largest[i] = __uint_as_float(bits);

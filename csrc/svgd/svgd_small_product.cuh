@@ -20,10 +20,10 @@ constexpr float kWeightScale = 0x1p14f;  // of weights, at most 1
 constexpr int kValueExponent = 13;       // vectors are scaled to below 2^14
 constexpr uint32_t kHalfOnes = 0x3c003c00;
 
-template <int patch>
+template <int size>
 struct SmallPhiShared {
-  static constexpr int edge = 16 * patch;
-  static constexpr int warps = kTileThreads / kWarpSize;
+  static constexpr int edge = SmallShape<size>::edge;
+  static constexpr int warps = SmallShape<size>::warps;
   static constexpr int stride = kDimBlock + 8;  // eight rows on different banks
   alignas(16) __half weights[2][edge * edge];   // high and low, swizzled
   union {
@@ -42,30 +42,29 @@ __device__ inline int swizzled_place(int row, int column) {
   return row * columns + (column ^ (row / (8 / groups) % groups * 8));
 }
 
-// A warp's share of its half's product: tiles of 16 targets by 8 dimensions.
-template <int patch>
+// A warp's share of its half's product: a tile of 16 targets by 8 dimensions, or several.
+template <int size>
 struct SmallShare {
-  static constexpr int target_tiles = patch < 8 ? 1 : 2;
-  static constexpr int dim_tiles = patch < 4 ? patch : 4;
-  static constexpr int warps_across = 4 / dim_tiles;
-  static_assert(kDimBlock == 8 * dim_tiles * warps_across);
-  static_assert(4 * target_tiles == patch * warps_across);
+  static constexpr int warps_of_half = SmallShape<size>::warps / 2;
+  static constexpr int warps_across = warps_of_half / size;
+  static constexpr int dim_tiles = kDimBlock / 8 / warps_across;
+  static_assert(8 * dim_tiles * warps_across == kDimBlock);
 
-  static __device__ int half() { return threadIdx.x / 128; }
-  static __device__ int part() { return threadIdx.x / kWarpSize % 4; }
-  static __device__ int target_tile(int i) { return part() / warps_across * target_tiles + i; }
+  static __device__ int half() { return threadIdx.x / (SmallShape<size>::threads / 2); }
+  static __device__ int part() { return threadIdx.x / kWarpSize % warps_of_half; }
+  static __device__ int target_tile() { return part() / warps_across; }
   static __device__ int dim_tile(int i) { return part() % warps_across * dim_tiles + i; }
   // Of value `e` of an accumulator.
-  static __device__ int target(int tile, int e) {
-    return 16 * target_tile(tile) + threadIdx.x % kWarpSize / 4 + e / 2 * 8;
+  static __device__ int target(int e) {
+    return 16 * target_tile() + threadIdx.x % kWarpSize / 4 + e / 2 * 8;
   }
   static __device__ int dimension(int tile) { return 8 * dim_tile(tile) + threadIdx.x % 4 * 2; }
 };
 
-template <int patch>
+template <int size>
 struct SmallSums {
-  float values[SmallShare<patch>::target_tiles][SmallShare<patch>::dim_tiles][4];
-  float totals[SmallShare<patch>::target_tiles][4];  // of the weights; the same in all columns
+  float values[SmallShare<size>::dim_tiles][4];
+  float totals[4];  // of the weights; the same in all columns
 };
 
 struct SplitOperand {
@@ -73,14 +72,14 @@ struct SplitOperand {
   uint32_t low[4];
 };
 
-template <bool transposed, int patch>
-__device__ inline void load_stored_weights(const SmallPhiShared<patch>& shared, int target_tile,
+template <bool transposed, int size>
+__device__ inline void load_stored_weights(const SmallPhiShared<size>& shared, int target_tile,
                                            int source_tile, SplitOperand& weights) {
   const int lane = threadIdx.x % kWarpSize;
   const int target = 16 * target_tile + lane / 8 % 2 * 8 + (transposed ? 0 : lane % 8);
   const int source = 16 * source_tile + lane / 16 * 8 + (transposed ? lane % 8 : 0);
   const int place =
-      swizzled_place<16 * patch>(transposed ? source : target, transposed ? target : source);
+      swizzled_place<SmallShape<size>::edge>(transposed ? source : target, transposed ? target : source);
   load_matrices<transposed>(weights.high, &shared.weights[0][place]);
   load_matrices<transposed>(weights.low, &shared.weights[1][place]);
 }
@@ -110,10 +109,10 @@ __device__ inline void merge_mirrored(const SplitOperand& mirrored, bool above,
   }
 }
 
-template <int patch>
-__device__ inline void load_weights(const SmallPhiShared<patch>& shared, bool paired,
+template <int size>
+__device__ inline void load_weights(const SmallPhiShared<size>& shared, bool paired,
                                     int target_tile, int source_tile, SplitOperand& weights) {
-  const int half = SmallShare<patch>::half();
+  const int half = SmallShare<size>::half();
   const bool transposed =
       paired ? (half == 0 ? source_tile < target_tile : source_tile > target_tile) : half == 1;
   if (transposed) {
@@ -142,53 +141,42 @@ __device__ inline void cube_weights(SplitOperand& weights) {
 
 // Sums of scaled weights times scaled vectors; `band` is the sources'. The weights' sums only if
 // `totals`. With `cubed` the cubes of the weights.
-template <bool cubed, int patch>
-__device__ inline void multiply_halves(const SmallPhiShared<patch>& shared, bool paired, int band,
-                                       bool totals, SmallSums<patch>& sums) {
-  using Share = SmallShare<patch>;
+template <bool cubed, int size>
+__device__ inline void multiply_halves(const SmallPhiShared<size>& shared, bool paired, int band,
+                                       bool totals, SmallSums<size>& sums) {
+  using Share = SmallShare<size>;
   const int lane = threadIdx.x % kWarpSize;
 #pragma unroll
-  for (int t = 0; t < Share::target_tiles; ++t) {
+  for (int e = 0; e < 4; ++e) {
 #pragma unroll
-    for (int n = 0; n < Share::dim_tiles; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) sums.values[t][n][e] = 0;
-    }
-    if (totals) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) sums.totals[t][e] = 0;
-    }
+    for (int n = 0; n < Share::dim_tiles; ++n) sums.values[n][e] = 0;
+    if (totals) sums.totals[e] = 0;
   }
-#pragma unroll 2
-  for (int source_tile = 0; source_tile < patch; ++source_tile) {
+#pragma unroll 1
+  for (int source_tile = 0; source_tile < size; ++source_tile) {
     uint32_t values[Share::dim_tiles][4];  // two words of the high parts, two of the low ones
 #pragma unroll
     for (int n = 0; n < Share::dim_tiles; ++n) {
-      const int place = swizzled_place<kDimBlock>(16 * source_tile + lane % 16,
-                                                  8 * Share::dim_tile(n));
+      const int place =
+          swizzled_place<kDimBlock>(16 * source_tile + lane % 16, 8 * Share::dim_tile(n));
       load_matrices<true>(values[n], &shared.values[lane / 16][band][place]);
     }
+    SplitOperand weights;
+    load_weights(shared, paired, Share::target_tile(), source_tile, weights);
+    if constexpr (cubed) cube_weights(weights);
 #pragma unroll
-    for (int t = 0; t < Share::target_tiles; ++t) {
-      SplitOperand weights;
-      load_weights(shared, paired, Share::target_tile(t), source_tile, weights);
-      if constexpr (cubed) cube_weights(weights);
+    for (int n = 0; n < Share::dim_tiles; ++n) {
+      add_product(sums.values[n], weights.low, values[n][0], values[n][1]);
+    }
+    if (totals) add_product(sums.totals, weights.low, kHalfOnes, kHalfOnes);
 #pragma unroll
-      for (int n = 0; n < Share::dim_tiles; ++n) {
-        add_product(sums.values[t][n], weights.low, values[n][0], values[n][1]);
-      }
+    for (int n = 0; n < Share::dim_tiles; ++n) {
+      add_product(sums.values[n], weights.high, values[n][2], values[n][3]);
+    }
+    if (totals) add_product(sums.totals, weights.high, kHalfOnes, kHalfOnes);
 #pragma unroll
-      for (int n = 0; n < Share::dim_tiles; ++n) {
-        add_product(sums.values[t][n], weights.high, values[n][2], values[n][3]);
-      }
-#pragma unroll
-      for (int n = 0; n < Share::dim_tiles; ++n) {
-        add_product(sums.values[t][n], weights.high, values[n][0], values[n][1]);
-      }
-      if (totals) {
-        add_product(sums.totals[t], weights.low, kHalfOnes, kHalfOnes);
-        add_product(sums.totals[t], weights.high, kHalfOnes, kHalfOnes);
-      }
+    for (int n = 0; n < Share::dim_tiles; ++n) {
+      add_product(sums.values[n], weights.high, values[n][0], values[n][1]);
     }
   }
 }

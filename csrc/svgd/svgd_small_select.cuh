@@ -2,8 +2,9 @@
 // The exact median over a cooperative grid whose blocks hold their distances in registers.
 //
 // A non-negative float orders as its bits, its key, do. A pass counts the keys of a range in equal
-// bins: in shared memory first, then by sparse integer atomics in device memory; after a barrier of
-// the grid every block picks the bin that holds the rank. A pass with its barrier costs 3 to 4 us,
+// bins: in shared memory first, then by sparse integer atomics in device memory, where groups of 64
+// bins are counted too; after a barrier of the grid every warp picks the group and then the bin that
+// holds the rank. A pass with its barrier costs 3 to 4 us,
 // so the first one is not a digit of the key but a window of half an octave around an estimate of
 // the median, whose bins the second pass resolves exactly. Where the window misses, three passes of
 // 12 + 12 + 7 bits start over.
@@ -26,6 +27,8 @@ namespace fused_ops {
 using GridToken = cooperative_groups::grid_group::arrival_token;
 
 constexpr int kSmallBins = 4096;
+constexpr int kGroupBins = 64;  // two to a lane, as are the groups
+static_assert(kSmallBins == kGroupBins * kGroupBins);
 constexpr int kWindowBins = 1024;  // the first counts all keys below the window
 constexpr int kWindowShift = 12;   // half an octave: 2^22 keys
 static_assert(1 << kWindowShift == kSmallBins);
@@ -34,46 +37,53 @@ constexpr int kSmallPasses = 5;  // the window, its bin; or three digits
 constexpr unsigned kInfinityKey = 0x7f800000u;
 
 // In device memory, zero at first.
+struct SmallHistogram {
+  alignas(16) unsigned groups[kGroupBins];
+  unsigned bins[kSmallBins];
+};
+
 struct alignas(16) SmallMedianScratch {
-  unsigned histograms[kSmallPasses][kSmallBins];
+  SmallHistogram histograms[kSmallPasses];
   unsigned next_above;  // complement of the smallest key above the one found
   unsigned nan;         // whether any distance is NaN
   unsigned unused[2];
 };
 static_assert(sizeof(SmallMedianScratch) % 16 == 0);
 
+constexpr int kSampleThreads = 256;
+
 struct SmallSelectShared {
   alignas(16) unsigned window[kWindowBins];
   alignas(16) unsigned histogram[kSmallBins];
-  unsigned warp_sums[kTileThreads / kWarpSize];
-  unsigned bin, rank;
-  float columns[2][kTileThreads];
-  Sum<double> sums[kTileThreads / kWarpSize];
+  float columns[2][kSampleThreads];
+  Sum<double> sums[kWarpSize];
 };
 
 struct KeyRange {
   unsigned low;
   int shift;  // bins are 2^shift keys wide
-  int bins;   // a multiple of 1024, or 128
+  int bins;   // a multiple of kGroupBins
 };
 
 // The grid's blocks share the work. A barrier must follow.
+template <int threads>
 __device__ inline void clear_scratch(SmallMedianScratch* scratch) {
   auto* words = reinterpret_cast<uint4*>(scratch);
   constexpr int size = sizeof(SmallMedianScratch) / sizeof(uint4);
-  for (int i = blockIdx.x * kTileThreads + threadIdx.x; i < size; i += gridDim.x * kTileThreads) {
+  for (int i = blockIdx.x * threads + threadIdx.x; i < size; i += gridDim.x * threads) {
     words[i] = uint4{0, 0, 0, 0};
   }
 }
 
+template <int threads>
 __device__ inline void clear_histogram(unsigned* histogram, int bins) {
-  for (int bin = 4 * threadIdx.x; bin < bins; bin += 4 * kTileThreads) {
+  for (int bin = 4 * threadIdx.x; bin < bins; bin += 4 * threads) {
     *reinterpret_cast<uint4*>(histogram + bin) = uint4{0, 0, 0, 0};
   }
 }
 
-// A strided sample of the particles, of which the estimate needs the variances. A thread takes
-// some rows of one dimension.
+// A strided sample of the particles, of which the estimate needs the variances. Each of the block's
+// first threads takes some rows of one dimension.
 struct SmallSample {
   static constexpr int rows_per_thread = 16;
   int dim;    // dimensions looked at
@@ -85,26 +95,32 @@ struct SmallSample {
   template <typename scalar>
   __device__ void load(const SvgdParticles& particles) {
     const int count = static_cast<int>(particles.count);
-    dim = particles.dim < kTileThreads ? static_cast<int>(particles.dim) : kTileThreads;
+    dim = particles.dim < kSampleThreads ? static_cast<int>(particles.dim) : kSampleThreads;
     width = 1;
     while (width < dim) width *= 2;
-    const int wanted = rows_per_thread * (kTileThreads / width);
+    const int together = kSampleThreads / width;  // rows
+    const int wanted = rows_per_thread * together;
     const int step = count > wanted ? count / wanted : 1;
     rows = count < wanted ? count : wanted;
+    if (threadIdx.x >= kSampleThreads) return;
     const int column = threadIdx.x % width;
+    const int row = threadIdx.x / width;
     const auto* data = static_cast<const scalar*>(particles.data) + (column < dim ? column : 0);
     origin = to_accumulate(data[0]);
+    const int64_t stride = step * particles.stride;
+    data += row * stride;
 #pragma unroll
     for (int i = 0; i < rows_per_thread; ++i) {
-      const int row = threadIdx.x / width + i * (kTileThreads / width);
-      values[i] = row < rows ? to_accumulate(data[int64_t{row} * step * particles.stride]) : origin;
+      values[i] = row + i * together < rows ? to_accumulate(*data) : origin;
+      data += together * stride;
     }
   }
 
   __device__ int lanes() const { return width < kWarpSize ? width : kWarpSize; }
 
   // Leaves the warps' sums in `columns`. A barrier must follow.
-  __device__ void sum(float (&columns)[2][kTileThreads]) const {
+  __device__ void sum(float (&columns)[2][kSampleThreads]) const {
+    if (threadIdx.x >= kSampleThreads) return;
     float sum = 0;
     float squares = 0;
 #pragma unroll
@@ -128,13 +144,13 @@ struct SmallSample {
 // the approximation of Wilson and Hilferty. Only speed depends on it. Every warp computes it alone,
 // which needs no barrier.
 __device__ inline float estimate_median(const SmallSample& sample, int64_t all_dims,
-                                        const float (&columns)[2][kTileThreads]) {
+                                        const float (&columns)[2][kSampleThreads]) {
   const auto rows = static_cast<float>(sample.rows);
   Sum<float> variance, power;
   for (int column = threadIdx.x % kWarpSize; column < sample.dim; column += kWarpSize) {
     float total = 0;
     float squares = 0;
-    for (int i = column; i < kTileThreads / kWarpSize * sample.lanes(); i += sample.width) {
+    for (int i = column; i < kSampleThreads / kWarpSize * sample.lanes(); i += sample.width) {
       total += columns[0][i];
       squares += columns[1][i];
     }
@@ -160,34 +176,58 @@ __device__ inline KeyRange window_around(float estimate) {
 
 // Fills the block's histogram, zero before; with `window` bin 0 takes what lies below the range and
 // the others move up by one. Ends in a barrier.
-template <bool window, int patch>
-__device__ inline void count_keys(const float (&distances)[patch][patch], const KeyRange& range,
+template <bool window, int size>
+__device__ inline void count_keys(const SmallDistances<size>& distances, const KeyRange& range,
                                   unsigned* histogram) {
-  unsigned below = 0;
+  constexpr int patch = SmallShape<size>::patch;
   const unsigned span = static_cast<unsigned>(range.bins - window) << range.shift;
+  unsigned below = 0;
+  unsigned nearest = ~0u;
 #pragma unroll
   for (int a = 0; a < patch; ++a) {
 #pragma unroll
     for (int b = 0; b < patch; ++b) {
-      const unsigned key = __float_as_uint(distances[a][b]);
-      const unsigned offset = key - range.low;
-      // Shared memory adds a warp's ones to one address at once, so ties cost nothing more.
-      if (offset < span) atomicAdd(&histogram[(offset >> range.shift) + window], 1u);
-      if (window && key < range.low) ++below;
+      const unsigned key = __float_as_uint(distances.at[a][b]);
+      if (window) below += key < range.low;
+      nearest = min(nearest, key - range.low);
+    }
+  }
+  // In the second pass on most data, few threads have anything to count.
+  if (nearest < span) {
+#pragma unroll
+    for (int a = 0; a < patch; ++a) {
+#pragma unroll
+      for (int b = 0; b < patch; ++b) {
+        const unsigned offset = __float_as_uint(distances.at[a][b]) - range.low;
+        // Shared memory adds a warp's ones to one address at once, so ties cost nothing more.
+        if (offset < span) atomicAdd(&histogram[(offset >> range.shift) + window], 1u);
+      }
     }
   }
   if constexpr (window) {
-    for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
-      below += __shfl_xor_sync(0xffffffffu, below, offset);
-    }
+    below = reduce_group(Sum<unsigned>{below}, kWarpSize, static_cast<Sum<unsigned>*>(nullptr))
+                .value;
     if (threadIdx.x % kWarpSize == 0 && below != 0) atomicAdd(&histogram[0], below);
   }
   __syncthreads();
 }
 
-__device__ inline void flush_histogram(const unsigned* histogram, int bins, unsigned* result) {
-  for (int bin = threadIdx.x; bin < bins; bin += kTileThreads) {
-    if (histogram[bin] != 0) atomicAdd(&result[bin], histogram[bin]);
+// Adds the block's counts to those of the grid.
+template <int threads>
+__device__ inline void flush_histogram(const unsigned* histogram, int bins,
+                                       SmallHistogram& result) {
+  const int lane = threadIdx.x % kWarpSize;
+  for (int group = threadIdx.x / kWarpSize; group < bins / kGroupBins;
+       group += threads / kWarpSize) {
+    const int bin = kGroupBins * group + lane;
+    const unsigned first = histogram[bin];
+    const unsigned second = histogram[bin + kWarpSize];
+    if (!__any_sync(0xffffffffu, (first | second) != 0)) continue;
+    if (first != 0) atomicAdd(&result.bins[bin], first);
+    if (second != 0) atomicAdd(&result.bins[bin + kWarpSize], second);
+    const Sum<unsigned> sum = reduce_group(Sum<unsigned>{first + second}, kWarpSize,
+                                           static_cast<Sum<unsigned>*>(nullptr));
+    if (lane == 0) atomicAdd(&result.groups[group], sum.value);
   }
 }
 
@@ -197,72 +237,52 @@ struct RankPlace {
   bool found;     // whether the histogram reaches the rank at all
 };
 
-template <int per_thread>
-__device__ inline RankPlace find_rank_of(const unsigned* histogram, unsigned rank,
-                                         SmallSelectShared& shared) {
-  static_assert(per_thread % 4 == 0);
-  unsigned counts[per_thread];
-  unsigned sum = 0;
-#pragma unroll
-  for (int bin = 0; bin < per_thread; bin += 4) {
-    const uint4 four =
-        __ldcg(reinterpret_cast<const uint4*>(histogram + threadIdx.x * per_thread + bin));
-    counts[bin] = four.x;
-    counts[bin + 1] = four.y;
-    counts[bin + 2] = four.z;
-    counts[bin + 3] = four.w;
-    sum += four.x + four.y + four.z + four.w;
-  }
-  unsigned before = sum;
+// Of 64 counts, two neighbours to a lane, the one that holds the rank. The same in all lanes.
+__device__ inline RankPlace find_rank_among(uint2 counts, unsigned rank) {
   const int lane = threadIdx.x % kWarpSize;
-  const int warp = threadIdx.x / kWarpSize;
+  const unsigned sum = counts.x + counts.y;
+  unsigned before = sum;
+#pragma unroll
   for (int offset = 1; offset < kWarpSize; offset *= 2) {
     const unsigned other = __shfl_up_sync(0xffffffffu, before, offset);
     if (lane >= offset) before += other;
   }
-  if (lane == kWarpSize - 1) shared.warp_sums[warp] = before;
-  __syncthreads();
-  unsigned total = 0;
-#pragma unroll
-  for (int other = 0; other < kTileThreads / kWarpSize; ++other) {
-    const unsigned warp_sum = shared.warp_sums[other];
-    if (other < warp) before += warp_sum;
-    total += warp_sum;
-  }
   before -= sum;
-  if (before <= rank && rank < before + sum) {
-    unsigned bin = 0;
-#pragma unroll
-    for (int next = 0; next < per_thread - 1; ++next) {
-      if (bin == next && rank >= before + counts[next]) {
-        before += counts[next];
-        bin = next + 1;
-      }
-    }
-    shared.bin = threadIdx.x * per_thread + bin;
-    shared.rank = rank - before;
-  }
-  __syncthreads();
-  return {shared.bin, shared.rank, rank < total};
+  const unsigned holders =
+      __ballot_sync(0xffffffffu, before <= rank && rank < before + sum);
+  if (holders == 0) return {0, 0, false};
+  const bool second = rank >= before + counts.x;
+  const int holder = __ffs(holders) - 1;
+  const unsigned bin = 2 * lane + second;
+  const unsigned left = rank - before - (second ? counts.x : 0);
+  return {__shfl_sync(0xffffffffu, bin, holder), __shfl_sync(0xffffffffu, left, holder), true};
 }
 
-// The bin of a complete histogram that holds the rank, the same in all blocks.
-__device__ inline RankPlace find_rank(const unsigned* histogram, int bins, unsigned rank,
-                                      SmallSelectShared& shared) {
-  return bins <= kWindowBins ? find_rank_of<kWindowBins / kTileThreads>(histogram, rank, shared)
-                             : find_rank_of<kSmallBins / kTileThreads>(histogram, rank, shared);
+// The bin of a complete histogram that holds the rank, the same in all warps.
+__device__ inline RankPlace find_rank(const SmallHistogram& histogram, unsigned rank) {
+  const int lane = threadIdx.x % kWarpSize;
+  const auto load_pair = [&](const unsigned* counts) {
+    return __ldcg(reinterpret_cast<const uint2*>(counts) + lane);
+  };
+  const RankPlace group = find_rank_among(load_pair(histogram.groups), rank);
+  if (!group.found) return group;
+  RankPlace place =
+      find_rank_among(load_pair(histogram.bins + kGroupBins * group.bin), group.rank);
+  place.bin += kGroupBins * group.bin;
+  return place;
 }
 
 // The smallest distance above `key`, over the grid.
-template <int patch>
-__device__ inline float next_above(const float (&distances)[patch][patch], unsigned key,
+template <int size>
+__device__ inline float next_above(const SmallDistances<size>& distances, unsigned key,
                                    SmallMedianScratch* scratch) {
+  constexpr int patch = SmallShape<size>::patch;
   unsigned complement = 0;
 #pragma unroll
   for (int a = 0; a < patch; ++a) {
 #pragma unroll
     for (int b = 0; b < patch; ++b) {
-      const unsigned other = __float_as_uint(distances[a][b]);
+      const unsigned other = __float_as_uint(distances.at[a][b]);
       if (other > key && other <= kInfinityKey && ~other > complement) complement = ~other;
     }
   }
@@ -282,24 +302,26 @@ struct MiddleDistances {
 
 // The distances of rank `rank` and, with `mean_of_two`, of the next. Called after the window has
 // been counted, with a histogram of zeros; `waiting` is the barrier that follows clear_scratch.
-template <int patch>
-__device__ inline MiddleDistances select_distances(const float (&distances)[patch][patch],
+template <int size>
+__device__ inline MiddleDistances select_distances(const SmallDistances<size>& distances,
                                                    KeyRange range, unsigned rank, bool mean_of_two,
                                                    GridToken waiting, SmallMedianScratch* scratch,
                                                    SmallSelectShared& shared) {
+  constexpr int patch = SmallShape<size>::patch;
+  constexpr int threads = SmallShape<size>::threads;
   const auto grid = cooperative_groups::this_grid();
   bool nan = false;
 #pragma unroll
   for (int a = 0; a < patch; ++a) {
 #pragma unroll
-    for (int b = 0; b < patch; ++b) nan |= distances[a][b] != distances[a][b];
+    for (int b = 0; b < patch; ++b) nan |= distances.at[a][b] != distances.at[a][b];
   }
   grid.barrier_wait(std::move(waiting));
-  flush_histogram(shared.window, range.bins, scratch->histograms[0]);
+  flush_histogram<threads>(shared.window, range.bins, scratch->histograms[0]);
   if (nan) scratch->nan = 1;  // every writer writes the same
   grid.sync();
   const unsigned any_nan = __ldcg(&scratch->nan);  // on its way while the rank is looked for
-  RankPlace place = find_rank(scratch->histograms[0], range.bins, rank, shared);
+  RankPlace place = find_rank(scratch->histograms[0], rank);
   const float not_a_number = std::numeric_limits<float>::quiet_NaN();
   if (any_nan != 0) return {not_a_number, not_a_number};
   int pass = 1;
@@ -312,11 +334,11 @@ __device__ inline MiddleDistances select_distances(const float (&distances)[patc
   }
   while (true) {
     count_keys<false>(distances, range, shared.histogram);
-    flush_histogram(shared.histogram, range.bins, scratch->histograms[pass]);
+    flush_histogram<threads>(shared.histogram, range.bins, scratch->histograms[pass]);
     grid.sync();
-    place = find_rank(scratch->histograms[pass], range.bins, rank, shared);
+    place = find_rank(scratch->histograms[pass], rank);
     if (range.shift == 0) break;
-    clear_histogram(shared.histogram, kSmallBins);
+    clear_histogram<threads>(shared.histogram, kSmallBins);
     __syncthreads();
     const unsigned low = range.low + (place.bin << range.shift);
     range = range.shift == 19 ? KeyRange{low, 7, kSmallBins} : KeyRange{low, 0, 128};
@@ -326,32 +348,34 @@ __device__ inline MiddleDistances select_distances(const float (&distances)[patc
   const unsigned key = range.low + place.bin;
   const float lower = __uint_as_float(key);
   if (!mean_of_two) return {lower, lower};
-  const RankPlace next = find_rank(scratch->histograms[pass], range.bins, rank + 1, shared);
+  const RankPlace next = find_rank(scratch->histograms[pass], rank + 1);
   return {lower,
           next.found ? __uint_as_float(range.low + next.bin) : next_above(distances, key, scratch)};
 }
 
 // The mean distance of the pairs, NaN included, by a sum in a fixed order. `partial` holds a number
 // per block.
-template <int patch>
-__device__ inline double mean_distance(const float (&distances)[patch][patch], int64_t count,
+template <int size>
+__device__ inline double mean_distance(const SmallDistances<size>& distances, int64_t count,
                                        double* partial, SmallSelectShared& shared) {
+  constexpr int patch = SmallShape<size>::patch;
+  constexpr int threads = SmallShape<size>::threads;
   Sum<double> sum;
 #pragma unroll
   for (int a = 0; a < patch; ++a) {
 #pragma unroll
     for (int b = 0; b < patch; ++b) {
-      if (!(distances[a][b] < 0)) sum.value += distances[a][b];
+      if (!(distances.at[a][b] < 0)) sum.value += distances.at[a][b];
     }
   }
-  sum = reduce_group(sum, kTileThreads, shared.sums);
+  sum = reduce_group(sum, threads, shared.sums);
   if (threadIdx.x == 0) partial[blockIdx.x] = sum.value;
   cooperative_groups::this_grid().sync();
   Sum<double> total;
-  for (int block = threadIdx.x; block < gridDim.x; block += kTileThreads) {
+  for (int block = threadIdx.x; block < gridDim.x; block += threads) {
     total.value += __ldcg(&partial[block]);
   }
-  total = reduce_group(total, kTileThreads, shared.sums);
+  total = reduce_group(total, threads, shared.sums);
   return total.value / (static_cast<double>(count) * static_cast<double>(count - 1) / 2);
 }
 
