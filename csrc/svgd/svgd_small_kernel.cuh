@@ -57,9 +57,11 @@ __device__ inline float small_median_bandwidth(const SmallTask& task, const Smal
   clear_histogram<threads>(select.window, kWindowBins);
   clear_histogram<threads>(select.histogram, kSmallBins);
   sample.sum(select.columns);
-  small_distances<scalar>(particles, tile, fetch, shared.search.coordinates, distances);
-  // Earlier it would have to wait until the scratch is clear.
-  auto waiting = cooperative_groups::this_grid().barrier_arrive();
+  GridToken waiting;
+  small_distances<scalar>(particles, tile, fetch, shared.search.coordinates, distances, [&] {
+    // Earlier, it would have to wait until the scratch is clear.
+    waiting = cooperative_groups::this_grid().barrier_arrive();
+  });
   const KeyRange window =
       window_around(estimate_median(sample, particles.dim, select.columns));
   count_keys<true>(distances, window, select.window);
@@ -67,7 +69,7 @@ __device__ inline float small_median_bandwidth(const SmallTask& task, const Smal
   const bool zero = ranks.lower < 0;  // the lower one is a zero of the diagonal
   MiddleDistances middle =
       select_distances(distances, window, zero ? 0u : static_cast<unsigned>(ranks.lower),
-                       !zero && ranks.upper > ranks.lower, waiting, task.median, select);
+                       !zero && ranks.upper > ranks.lower, std::move(waiting), task.median, select);
   if (zero && middle.lower == middle.lower) {
     if (ranks.upper < 0) middle.upper = 0;
     middle.lower = 0;
@@ -143,7 +145,8 @@ __global__ void __launch_bounds__(SmallShape<size>::threads, 1)
     }
     if (!task.apply) return;
   } else {
-    small_distances<scalar>(update.particles, tile, fetch, shared.search.coordinates, distances);
+    small_distances<scalar>(update.particles, tile, fetch, shared.search.coordinates, distances,
+                            [] { __syncthreads(); });
     bandwidth = update.bandwidth != nullptr ? *static_cast<const float*>(update.bandwidth)
                                             : static_cast<float>(update.bandwidth_number);
   }

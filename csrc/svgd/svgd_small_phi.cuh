@@ -25,10 +25,16 @@ constexpr float kMaxCentred = 4096;
 // Greatest vector for halves; beyond it, infinity included, float32 has to do.
 constexpr float kMaxValue = 0x1p100f;
 
+// Times kWeightScale. The power of two is good to 2^-22, and its exponent to 2^-24 of itself.
 template <SteinKernel kernel>
-__device__ inline float weight_of(float distance, float half_inverse) {
-  const float u = distance * half_inverse;
-  const float weight = kernel == SteinKernel::rbf ? expf(-u) : rsqrtf(1.0f + u);
+__device__ inline float scaled_weight(float distance, float half_inverse) {
+  float weight;
+  if constexpr (kernel == SteinKernel::rbf) {
+    constexpr float log2_e = 1.44269504f;
+    weight = power_of_two(fma(distance, -log2_e * half_inverse, kWeightExponent));
+  } else {
+    weight = kWeightScale * rsqrtf(fma(distance, half_inverse, 1.0f));
+  }
   return distance == kNoPair ? 0.0f : weight;
 }
 
@@ -42,7 +48,7 @@ __device__ inline void store_small_weights(const SmallDistances<size>& distances
   for (int a = 0; a < patch; ++a) {
     const int place = swizzled_place<SmallShape<size>::edge>(row + a, column);
     if constexpr (patch == 1) {
-      const float weight = weight_of<kernel>(distances.at[0][0], half_inverse) * kWeightScale;
+      const float weight = scaled_weight<kernel>(distances.at[0][0], half_inverse);
       const __half high = __float2half_rn(weight);
       shared.weights[0][place] = high;
       shared.weights[1][place] = __float2half_rn(weight - __half2float(high));
@@ -51,8 +57,8 @@ __device__ inline void store_small_weights(const SmallDistances<size>& distances
 #pragma unroll
       for (int b = 0; b < patch; b += 2) {
         const HalfPair pair =
-            split_pair(weight_of<kernel>(distances.at[a][b], half_inverse) * kWeightScale,
-                       weight_of<kernel>(distances.at[a][b + 1], half_inverse) * kWeightScale);
+            split_pair(scaled_weight<kernel>(distances.at[a][b], half_inverse),
+                       scaled_weight<kernel>(distances.at[a][b + 1], half_inverse));
         high.value[b / 2] = pair.high;
         low.value[b / 2] = pair.low;
       }
@@ -152,16 +158,19 @@ struct SmallSources {
   // Stores scale * (score_share * score + offset_share * (x - m)) in halves.
   __device__ void store_halves(float score_share, float offset_share, float scale,
                                SmallPhiShared<size>& shared) const {
+    static_assert(warps % 8 == 0, "a thread's rows are swizzled alike");
+    const int place = swizzled_place<kDimBlock>(row(0), lane());
 #pragma unroll
     for (int band = 0; band < 2; ++band) {
+      __half* high_row = &shared.values[0][band][place];
+      __half* low_row = &shared.values[1][band][place];
 #pragma unroll
       for (int i = 0; i < rows_per_band; ++i) {
         const float value =
             scale * fma(offset_share, coordinates[band][i], score_share * scores[band][i]);
         const __half high = __float2half_rn(value);
-        const int place = swizzled_place<kDimBlock>(row(i), lane());
-        shared.values[0][band][place] = high;
-        shared.values[1][band][place] = __float2half_rn(value - __half2float(high));
+        high_row[i * warps * kDimBlock] = high;
+        low_row[i * warps * kDimBlock] = __float2half_rn(value - __half2float(high));
       }
     }
   }

@@ -16,6 +16,7 @@
 
 namespace fused_ops {
 
+constexpr float kWeightExponent = 14;
 constexpr float kWeightScale = 0x1p14f;  // of weights, at most 1
 constexpr int kValueExponent = 13;       // vectors are scaled to below 2^14
 constexpr uint32_t kHalfOnes = 0x3c003c00;
@@ -72,17 +73,27 @@ struct SplitOperand {
   uint32_t low[4];
 };
 
-template <bool transposed, int size>
-__device__ inline void load_stored_weights(const SmallPhiShared<size>& shared, int target_tile,
-                                           int source_tile, SplitOperand& weights) {
-  const int lane = threadIdx.x % kWarpSize;
-  const int target = 16 * target_tile + lane / 8 % 2 * 8 + (transposed ? 0 : lane % 8);
-  const int source = 16 * source_tile + lane / 16 * 8 + (transposed ? lane % 8 : 0);
-  const int place =
-      swizzled_place<SmallShape<size>::edge>(transposed ? source : target, transposed ? target : source);
-  load_matrices<transposed>(weights.high, &shared.weights[0][place]);
-  load_matrices<transposed>(weights.low, &shared.weights[1][place]);
-}
+// Where a lane's rows of a warp's weights are. In the swizzle a step of 16 rows only adds, and one
+// of 16 columns only flips bits.
+template <int size>
+struct SmallPlaces {
+  static constexpr int edge = SmallShape<size>::edge;
+  int row;             // of the tile's targets as stored
+  int column;          // less the sources' part
+  int transposed_row;  // of the first sources
+
+  explicit __device__ SmallPlaces(int target_tile) {
+    const int lane = threadIdx.x % kWarpSize;
+    const int target = 16 * target_tile + lane / 8 % 2 * 8;
+    row = (target + lane % 8) * edge;
+    column = swizzled_place<edge>(target + lane % 8, lane / 16 * 8) - row;
+    transposed_row = swizzled_place<edge>(lane / 16 * 8 + lane % 8, target);
+  }
+  __device__ int stored(int source_tile) const { return row + (column ^ 16 * source_tile); }
+  __device__ int transposed(int source_tile) const {
+    return transposed_row + 16 * edge * source_tile;
+  }
+};
 
 // On the diagonal of a paired tile: one side as stored, the other from its mirror image, and
 // between them the weight of a particle with itself.
@@ -111,18 +122,19 @@ __device__ inline void merge_mirrored(const SplitOperand& mirrored, bool above,
 
 template <int size>
 __device__ inline void load_weights(const SmallPhiShared<size>& shared, bool paired,
-                                    int target_tile, int source_tile, SplitOperand& weights) {
+                                    const SmallPlaces<size>& places, int source_tile,
+                                    SplitOperand& weights) {
+  const int target_tile = SmallShare<size>::target_tile();
   const int half = SmallShare<size>::half();
   const bool transposed =
       paired ? (half == 0 ? source_tile < target_tile : source_tile > target_tile) : half == 1;
-  if (transposed) {
-    load_stored_weights<true>(shared, target_tile, source_tile, weights);
-  } else {
-    load_stored_weights<false>(shared, target_tile, source_tile, weights);
-  }
+  const int place = transposed ? places.transposed(source_tile) : places.stored(source_tile);
+  load_matrices_either(weights.high, &shared.weights[0][place], transposed);
+  load_matrices_either(weights.low, &shared.weights[1][place], transposed);
   if (paired && source_tile == target_tile) {
     SplitOperand mirrored;
-    load_stored_weights<true>(shared, target_tile, source_tile, mirrored);
+    load_matrices<true>(mirrored.high, &shared.weights[0][places.transposed(source_tile)]);
+    load_matrices<true>(mirrored.low, &shared.weights[1][places.transposed(source_tile)]);
     merge_mirrored(mirrored, half == 0, weights);
   }
 }
@@ -152,17 +164,22 @@ __device__ inline void multiply_halves(const SmallPhiShared<size>& shared, bool 
     for (int n = 0; n < Share::dim_tiles; ++n) sums.values[n][e] = 0;
     if (totals) sums.totals[e] = 0;
   }
-#pragma unroll 1
+  const SmallPlaces<size> places(Share::target_tile());
+  int value_places[Share::dim_tiles];
+#pragma unroll
+  for (int n = 0; n < Share::dim_tiles; ++n) {
+    value_places[n] = swizzled_place<kDimBlock>(lane % 16, 8 * Share::dim_tile(n));
+  }
+#pragma unroll(size < 8 ? 2 : 1)
   for (int source_tile = 0; source_tile < size; ++source_tile) {
     uint32_t values[Share::dim_tiles][4];  // two words of the high parts, two of the low ones
 #pragma unroll
     for (int n = 0; n < Share::dim_tiles; ++n) {
-      const int place =
-          swizzled_place<kDimBlock>(16 * source_tile + lane % 16, 8 * Share::dim_tile(n));
+      const int place = value_places[n] + 16 * kDimBlock * source_tile;
       load_matrices<true>(values[n], &shared.values[lane / 16][band][place]);
     }
     SplitOperand weights;
-    load_weights(shared, paired, Share::target_tile(), source_tile, weights);
+    load_weights(shared, paired, places, source_tile, weights);
     if constexpr (cubed) cube_weights(weights);
 #pragma unroll
     for (int n = 0; n < Share::dim_tiles; ++n) {

@@ -2,9 +2,8 @@
 // The exact median over a cooperative grid whose blocks hold their distances in registers.
 //
 // A non-negative float orders as its bits, its key, do. A pass counts the keys of a range in equal
-// bins: in shared memory first, then by sparse integer atomics in device memory, where groups of 64
-// bins are counted too; after a barrier of the grid every warp picks the group and then the bin that
-// holds the rank. A pass with its barrier costs 3 to 4 us,
+// bins: in shared memory first, then by sparse integer atomics in device memory; after a barrier of
+// the grid every block picks the bin that holds the rank. A pass with its barrier costs 3 to 4 us,
 // so the first one is not a digit of the key but a window of half an octave around an estimate of
 // the median, whose bins the second pass resolves exactly. Where the window misses, three passes of
 // 12 + 12 + 7 bits start over.
@@ -37,13 +36,16 @@ constexpr int kSmallPasses = 5;  // the window, its bin; or three digits
 constexpr unsigned kInfinityKey = 0x7f800000u;
 
 // In device memory, zero at first.
-struct SmallHistogram {
-  alignas(16) unsigned groups[kGroupBins];
+// Groups of 64 bins are counted too where the bins are many and few of them used. One warp can then
+// find a rank by two loads; 16 KB read by all blocks at once cost 1 us more.
+struct alignas(16) SmallHistogram {
+  unsigned groups[kGroupBins];
   unsigned bins[kSmallBins];
 };
 
 struct alignas(16) SmallMedianScratch {
-  SmallHistogram histograms[kSmallPasses];
+  unsigned window[kWindowBins];
+  SmallHistogram histograms[kSmallPasses - 1];
   unsigned next_above;  // complement of the smallest key above the one found
   unsigned nan;         // whether any distance is NaN
   unsigned unused[2];
@@ -56,6 +58,8 @@ struct SmallSelectShared {
   alignas(16) unsigned window[kWindowBins];
   alignas(16) unsigned histogram[kSmallBins];
   float columns[2][kSampleThreads];
+  unsigned warp_sums[kWindowBins / 4 / kWarpSize];
+  unsigned bin, rank, total;
   Sum<double> sums[kWarpSize];
 };
 
@@ -154,18 +158,18 @@ __device__ inline float estimate_median(const SmallSample& sample, int64_t all_d
       total += columns[0][i];
       squares += columns[1][i];
     }
-    const float mean = total / rows;
-    const float one = squares / rows - mean * mean;
+    const float mean = __fdividef(total, rows);
+    const float one = __fdividef(squares, rows) - mean * mean;
     variance.value += one;
     power.value = fma(one, one, power.value);
   }
   variance = reduce_group<Sum<float>>(variance, kWarpSize, nullptr);
   power = reduce_group<Sum<float>>(power, kWarpSize, nullptr);
-  const float freedom = variance.value * variance.value / power.value;
-  const float below = 1.0f - 2.0f / (9.0f * freedom);
-  const float unbiased = rows / (rows > 1 ? rows - 1 : 1);
-  return 2.0f * variance.value * unbiased * below * below * below * static_cast<float>(all_dims) /
-         static_cast<float>(sample.dim);
+  const float freedom = __fdividef(variance.value * variance.value, power.value);
+  const float below = 1.0f - __fdividef(2.0f, 9.0f * freedom);
+  const float unbiased = __fdividef(rows, rows > 1 ? rows - 1 : 1);
+  return 2.0f * variance.value * unbiased * below * below * below *
+         __fdividef(static_cast<float>(all_dims), static_cast<float>(sample.dim));
 }
 
 __device__ inline KeyRange window_around(float estimate) {
@@ -214,20 +218,26 @@ __device__ inline void count_keys(const SmallDistances<size>& distances, const K
 
 // Adds the block's counts to those of the grid.
 template <int threads>
+__device__ inline void flush_window(const unsigned* window, unsigned* result) {
+  for (int bin = threadIdx.x; bin < kWindowBins; bin += threads) {
+    if (window[bin] != 0) atomicAdd(&result[bin], window[bin]);
+  }
+}
+
+template <int threads>
 __device__ inline void flush_histogram(const unsigned* histogram, int bins,
                                        SmallHistogram& result) {
-  const int lane = threadIdx.x % kWarpSize;
-  for (int group = threadIdx.x / kWarpSize; group < bins / kGroupBins;
-       group += threads / kWarpSize) {
-    const int bin = kGroupBins * group + lane;
-    const unsigned first = histogram[bin];
-    const unsigned second = histogram[bin + kWarpSize];
-    if (!__any_sync(0xffffffffu, (first | second) != 0)) continue;
-    if (first != 0) atomicAdd(&result.bins[bin], first);
-    if (second != 0) atomicAdd(&result.bins[bin + kWarpSize], second);
-    const Sum<unsigned> sum = reduce_group(Sum<unsigned>{first + second}, kWarpSize,
-                                           static_cast<Sum<unsigned>*>(nullptr));
-    if (lane == 0) atomicAdd(&result.groups[group], sum.value);
+#pragma unroll
+  for (int first = 0; first < kSmallBins; first += 4 * threads) {
+    const int bin = first + 4 * threadIdx.x;
+    if (bin >= bins) break;
+    const auto counts = load<4>(histogram + bin);
+    const unsigned sum = counts.value[0] + counts.value[1] + counts.value[2] + counts.value[3];
+    if (sum == 0) continue;
+    for (int i = 0; i < 4; ++i) {
+      if (counts.value[i] != 0) atomicAdd(&result.bins[bin + i], counts.value[i]);
+    }
+    atomicAdd(&result.groups[bin / kGroupBins], sum);
   }
 }
 
@@ -258,7 +268,7 @@ __device__ inline RankPlace find_rank_among(uint2 counts, unsigned rank) {
   return {__shfl_sync(0xffffffffu, bin, holder), __shfl_sync(0xffffffffu, left, holder), true};
 }
 
-// The bin of a complete histogram that holds the rank, the same in all warps.
+// The bin of a complete histogram that holds the rank, found by one warp.
 __device__ inline RankPlace find_rank(const SmallHistogram& histogram, unsigned rank) {
   const int lane = threadIdx.x % kWarpSize;
   const auto load_pair = [&](const unsigned* counts) {
@@ -270,6 +280,67 @@ __device__ inline RankPlace find_rank(const SmallHistogram& histogram, unsigned 
       find_rank_among(load_pair(histogram.bins + kGroupBins * group.bin), group.rank);
   place.bin += kGroupBins * group.bin;
   return place;
+}
+
+// The same in all threads of the block.
+__device__ inline RankPlace find_rank(const SmallHistogram& histogram, unsigned rank,
+                                      SmallSelectShared& shared) {
+  if (threadIdx.x < kWarpSize) {
+    const RankPlace place = find_rank(histogram, rank);
+    if (threadIdx.x == 0) {
+      shared.bin = place.bin;
+      shared.rank = place.rank;
+      shared.total = place.found;
+    }
+  }
+  __syncthreads();
+  const RankPlace place{shared.bin, shared.rank, shared.total != 0};
+  __syncthreads();
+  return place;
+}
+
+// The same for the window, which the block's first threads read at once.
+__device__ inline RankPlace find_window_rank(const unsigned* window, unsigned rank,
+                                             SmallSelectShared& shared) {
+  constexpr int readers = kWindowBins / 4;
+  const int lane = threadIdx.x % kWarpSize;
+  const int warp = threadIdx.x / kWarpSize;
+  uint4 counts{};
+  unsigned sum = 0;
+  unsigned before = 0;
+  if (threadIdx.x < readers) {
+    counts = __ldcg(reinterpret_cast<const uint4*>(window) + threadIdx.x);
+    sum = counts.x + counts.y + counts.z + counts.w;
+    before = sum;
+#pragma unroll
+    for (int offset = 1; offset < kWarpSize; offset *= 2) {
+      const unsigned other = __shfl_up_sync(0xffffffffu, before, offset);
+      if (lane >= offset) before += other;
+    }
+    if (lane == kWarpSize - 1) shared.warp_sums[warp] = before;
+  }
+  __syncthreads();
+  if (threadIdx.x < readers) {
+    unsigned total = 0;
+#pragma unroll
+    for (int other = 0; other < readers / kWarpSize; ++other) {
+      const unsigned warp_sum = shared.warp_sums[other];
+      if (other < warp) before += warp_sum;
+      total += warp_sum;
+    }
+    before -= sum;
+    if (before <= rank && rank < before + sum) {
+      const unsigned second = before + counts.x;
+      const unsigned third = second + counts.y;
+      const unsigned fourth = third + counts.z;
+      const unsigned bin = (rank >= second) + (rank >= third) + (rank >= fourth);
+      shared.bin = 4 * threadIdx.x + bin;
+      shared.rank = rank - (bin == 0 ? before : bin == 1 ? second : bin == 2 ? third : fourth);
+    }
+    if (threadIdx.x == 0) shared.total = total;
+  }
+  __syncthreads();
+  return {shared.bin, shared.rank, rank < shared.total};
 }
 
 // The smallest distance above `key`, over the grid.
@@ -317,26 +388,26 @@ __device__ inline MiddleDistances select_distances(const SmallDistances<size>& d
     for (int b = 0; b < patch; ++b) nan |= distances.at[a][b] != distances.at[a][b];
   }
   grid.barrier_wait(std::move(waiting));
-  flush_histogram<threads>(shared.window, range.bins, scratch->histograms[0]);
+  flush_window<threads>(shared.window, scratch->window);
   if (nan) scratch->nan = 1;  // every writer writes the same
   grid.sync();
   const unsigned any_nan = __ldcg(&scratch->nan);  // on its way while the rank is looked for
-  RankPlace place = find_rank(scratch->histograms[0], rank);
+  RankPlace place = find_window_rank(scratch->window, rank, shared);
   const float not_a_number = std::numeric_limits<float>::quiet_NaN();
   if (any_nan != 0) return {not_a_number, not_a_number};
-  int pass = 1;
+  int pass = 0;
   if (place.found && place.bin > 0) {
     range = {range.low + ((place.bin - 1) << range.shift), 0, kSmallBins};
     rank = place.rank;
   } else {
     range = {0, 19, kSmallBins};
-    pass = 2;
+    pass = 1;
   }
   while (true) {
     count_keys<false>(distances, range, shared.histogram);
     flush_histogram<threads>(shared.histogram, range.bins, scratch->histograms[pass]);
     grid.sync();
-    place = find_rank(scratch->histograms[pass], rank);
+    place = find_rank(scratch->histograms[pass], rank, shared);
     if (range.shift == 0) break;
     clear_histogram<threads>(shared.histogram, kSmallBins);
     __syncthreads();
@@ -348,7 +419,7 @@ __device__ inline MiddleDistances select_distances(const SmallDistances<size>& d
   const unsigned key = range.low + place.bin;
   const float lower = __uint_as_float(key);
   if (!mean_of_two) return {lower, lower};
-  const RankPlace next = find_rank(scratch->histograms[pass], rank + 1);
+  const RankPlace next = find_rank(scratch->histograms[pass], rank + 1, shared);
   return {lower,
           next.found ? __uint_as_float(range.low + next.bin) : next_above(distances, key, scratch)};
 }

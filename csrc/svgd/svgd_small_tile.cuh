@@ -196,11 +196,12 @@ __device__ inline void mark_no_pairs(int count, const SmallTile& tile,
 
 // distances.at[a][b] is that of rows patch * row() + a and patch * column() + b of the bands, with
 // the bits of tile_distances; kNoPair where that is no pair. `fetch` has loaded the first block of
-// dimensions. Ends in a barrier.
-template <typename scalar, int size>
+// dimensions. `first_barrier` is the block's first barrier, with anything done there besides. Ends
+// in a barrier.
+template <typename scalar, int size, typename Barrier>
 __device__ inline void small_distances(const SvgdParticles& particles, const SmallTile& tile,
                                        SmallFetch<size>& fetch, SmallCoordinates<size>& coordinates,
-                                       SmallDistances<size>& distances) {
+                                       SmallDistances<size>& distances, Barrier first_barrier) {
   constexpr int patch = SmallShape<size>::patch;
 #pragma unroll
   for (int a = 0; a < patch; ++a) {
@@ -212,7 +213,11 @@ __device__ inline void small_distances(const SvgdParticles& particles, const Sma
   const int dim = static_cast<int>(particles.dim);
   for (int d = 0; d < dim; d += kDimBlock) {
     fetch.store(coordinates);
-    __syncthreads();
+    if (d == 0) {
+      first_barrier();
+    } else {
+      __syncthreads();
+    }
     const int width = dim - d < kDimBlock ? dim - d : kDimBlock;
     if (d + kDimBlock < dim) fetch.template load<scalar>(particles, tile, d + kDimBlock);
     if (diagonal) {

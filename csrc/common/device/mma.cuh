@@ -33,6 +33,26 @@ __device__ inline void load_matrices(uint32_t (&words)[4], const __half* row) {
   }
 }
 
+// The same with the choice made at run time, for all lanes alike.
+__device__ inline void load_matrices_either(uint32_t (&words)[4], const __half* row,
+                                            bool transposed) {
+  asm volatile(
+      "{\n.reg .pred transposed;\nsetp.ne.b32 transposed, %5, 0;\n"
+      "@transposed ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+      "@!transposed ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n}\n"
+      : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+      : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row))),
+        "r"(static_cast<int>(transposed))
+      : "memory");
+}
+
+// 2^x to about 2^-22 of itself.
+__device__ inline float power_of_two(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
 // sum += A B.
 __device__ inline void add_product(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0,
                                    uint32_t b1) {
