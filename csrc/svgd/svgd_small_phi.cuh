@@ -358,8 +358,12 @@ __device__ inline void small_phi(const SvgdUpdate& update, const SmallTile& tile
   const int dim = static_cast<int>(update.particles.dim);
   const KernelScale<float> scale(kernel, bandwidth, static_cast<float>(update.repulsion));
   SmallSources<size> sources;
-  sources.template load<scalar>(update, tile, 0);  // on its way while the weights are formed
+  // On its way while the weights are formed, where that spills no registers. H200, 2048 x 64: late
+  // loads 0.5 us faster.
+  constexpr bool early = size < 8;
+  if constexpr (early) sources.template load<scalar>(update, tile, 0);
   store_small_weights<kernel>(distances, scale.half_inverse, shared);
+  if constexpr (!early) sources.template load<scalar>(update, tile, 0);
   const int half = SmallShare<size>::half();
   const int64_t slot = tile.band((tile.paired ? half : 1 - half) != 0);
   const int first_row = tile.band(half != 0) * SmallShape<size>::edge;
@@ -368,7 +372,7 @@ __device__ inline void small_phi(const SvgdUpdate& update, const SmallTile& tile
   bool totals_due = true;
   for (int d = 0; d < dim; d += kDimBlock) {
     const auto load_next = [&] {
-      if (d + kDimBlock < dim) sources.template load<scalar>(update, tile, d + kDimBlock);
+      if (early && d + kDimBlock < dim) sources.template load<scalar>(update, tile, d + kDimBlock);
     };
     sources.centre(update.particles, tile, d, shared.largest);
     __syncthreads();
@@ -395,6 +399,7 @@ __device__ inline void small_phi(const SvgdUpdate& update, const SmallTile& tile
       load_next();
     }
     store_sums(sums, rows, count - first_row, dim, d);
+    if (!early && d + kDimBlock < dim) sources.template load<scalar>(update, tile, d + kDimBlock);
   }
 }
 

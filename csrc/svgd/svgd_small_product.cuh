@@ -170,7 +170,7 @@ __device__ inline void multiply_halves(const SmallPhiShared<size>& shared, bool 
   for (int n = 0; n < Share::dim_tiles; ++n) {
     value_places[n] = swizzled_place<kDimBlock>(lane % 16, 8 * Share::dim_tile(n));
   }
-#pragma unroll(size < 8 ? 2 : 1)
+#pragma unroll(size < 8 ? size : 1)
   for (int source_tile = 0; source_tile < size; ++source_tile) {
     uint32_t values[Share::dim_tiles][4];  // two words of the high parts, two of the low ones
 #pragma unroll
