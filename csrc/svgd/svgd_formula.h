@@ -43,8 +43,8 @@ FUSED_OPS_HOST_DEVICE inline double bandwidth_divisor(BandwidthRule rule, int64_
 // h from the two middle squared distances and, where those are zero, from the mean squared distance
 // of the pairs. 1 where that is zero too. Formed in float64 and rounded once.
 template <typename T>
-FUSED_OPS_HOST_DEVICE inline T bandwidth_by_divisor(BandwidthRule rule, double divisor, double lower,
-                                                    double upper, double mean) {
+FUSED_OPS_HOST_DEVICE inline T bandwidth_by_divisor(BandwidthRule rule, double divisor,
+                                                    double lower, double upper, double mean) {
   double middle = lower;
   if (lower != upper) {
     if (rule == BandwidthRule::paper) {  // the median of distances, not of their squares

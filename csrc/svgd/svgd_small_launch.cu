@@ -75,7 +75,8 @@ SvgdSmallPolicy svgd_small_policy(const SvgdParticles& particles, int multiproce
   for (int side = patch > 0 ? patch : 1; side <= 8; side *= 2) {
     const int edge = 16 * side;
     const SvgdSmallPolicy policy{side, (count + 2 * edge - 1) / (2 * edge) * 2};
-    if (policy.bands <= kMaxBands && policy.blocks() <= multiprocessors && small_shared_bytes(side) <= shared_bytes) {
+    if (policy.bands <= kMaxBands && policy.blocks() <= multiprocessors &&
+        small_shared_bytes(side) <= shared_bytes) {
       return policy;
     }
   }

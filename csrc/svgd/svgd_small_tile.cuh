@@ -36,15 +36,11 @@ struct SmallDistances {
   static constexpr int patch = SmallShape<size>::patch;
   float at[patch][patch];
 
-  // Of the thread's patch in the tile, counted in patches. A warp has 8 rows of 4, so that few warps
-  // meet the diagonal and few addresses the coordinates.
+  // Of the thread's patch in the tile, counted in patches. A warp has 8 rows of 4, so that few
+  // warps meet the diagonal and few addresses the coordinates.
   static constexpr int warps_across = SmallShape<size>::side / 4;
-  static __device__ int row() {
-    return threadIdx.x / 32 / warps_across * 8 + threadIdx.x % 32 / 4;
-  }
-  static __device__ int column() {
-    return threadIdx.x / 32 % warps_across * 4 + threadIdx.x % 4;
-  }
+  static __device__ int row() { return threadIdx.x / 32 / warps_across * 8 + threadIdx.x % 32 / 4; }
+  static __device__ int column() { return threadIdx.x / 32 % warps_across * 4 + threadIdx.x % 4; }
 };
 
 struct SmallTile {
@@ -98,8 +94,8 @@ struct SmallFetch {
     for (int band = 0; band < 2; ++band) {
       const int first = tile.bands[band] * Shape::edge + first_row();
       const int left = inside ? static_cast<int>(particles.count) - first : 0;
-      const auto* element = static_cast<const scalar*>(particles.data) +
-                            first * particles.stride + d + dimension();
+      const auto* element =
+          static_cast<const scalar*>(particles.data) + first * particles.stride + d + dimension();
 #pragma unroll
       for (int i = 0; i < rows_per_thread; ++i) {
         values[band][i] = Shape::warps * i < left ? to_accumulate(*element) : 0.0f;

@@ -41,8 +41,7 @@ __device__ inline void load_matrices_either(uint32_t (&words)[4], const __half* 
       "@transposed ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
       "@!transposed ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n}\n"
       : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-      : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row))),
-        "r"(static_cast<int>(transposed))
+      : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row))), "r"(static_cast<int>(transposed))
       : "memory");
 }
 
