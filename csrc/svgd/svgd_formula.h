@@ -31,11 +31,20 @@ inline MedianRanks median_ranks(BandwidthRule rule, int64_t count) {
   return {lower, rule == BandwidthRule::median ? lower : pair_rank(total / 2)};
 }
 
+// What h is the middle of, divided by this.
+FUSED_OPS_HOST_DEVICE inline double bandwidth_divisor(BandwidthRule rule, int64_t count) {
+  const double particles = static_cast<double>(count);
+  return rule == BandwidthRule::paper       ? 2 * std::log(particles)
+         : rule == BandwidthRule::reference ? 2 * std::log(particles + 1)
+         : std::log(particles) > 1          ? std::log(particles)
+                                            : 1;
+}
+
 // h from the two middle squared distances and, where those are zero, from the mean squared distance
 // of the pairs. 1 where that is zero too. Formed in float64 and rounded once.
 template <typename T>
-FUSED_OPS_HOST_DEVICE inline T bandwidth_of(BandwidthRule rule, int64_t count, double lower,
-                                            double upper, double mean) {
+FUSED_OPS_HOST_DEVICE inline T bandwidth_by_divisor(BandwidthRule rule, double divisor,
+                                                    double lower, double upper, double mean) {
   double middle = lower;
   if (lower != upper) {
     if (rule == BandwidthRule::paper) {  // the median of distances, not of their squares
@@ -47,13 +56,14 @@ FUSED_OPS_HOST_DEVICE inline T bandwidth_of(BandwidthRule rule, int64_t count, d
   }
   if (middle == 0) middle = mean;
   if (middle == 0) return T(1);
-  const double particles = static_cast<double>(count);
-  const double divisor = rule == BandwidthRule::paper       ? 2 * std::log(particles)
-                         : rule == BandwidthRule::reference ? 2 * std::log(particles + 1)
-                         : std::log(particles) > 1          ? std::log(particles)
-                                                            : 1;
   const T bandwidth = static_cast<T>(middle / divisor);
   return bandwidth == T(0) ? std::numeric_limits<T>::denorm_min() : bandwidth;
+}
+
+template <typename T>
+FUSED_OPS_HOST_DEVICE inline T bandwidth_of(BandwidthRule rule, int64_t count, double lower,
+                                            double upper, double mean) {
+  return bandwidth_by_divisor<T>(rule, bandwidth_divisor(rule, count), lower, upper, mean);
 }
 
 // Whether sum_j K_ij (s_j + c (x_i - x_j)) may be formed as sum_j K_ij (s_j - c (x_j - m)) and

@@ -20,6 +20,7 @@ struct SmallTask {
   bool select;  // whether the bandwidth comes from the median rather than from `update`
   bool apply;   // whether phi is wanted
   BandwidthRule rule;
+  double divisor;  // of the rule
   MedianRanks ranks;
   SmallMedianScratch* median;  // for `select`
   double* partial_means;       // one per block, for `select`
@@ -27,108 +28,135 @@ struct SmallTask {
   float* bandwidth;            // receives the bandwidth, or null
 };
 
-template <int patch>
+template <int size>
 struct SmallSearchShared {
-  SmallCoordinates<patch> coordinates;
+  SmallCoordinates<size> coordinates;
   SmallSelectShared select;
 };
 
-template <int patch>
-union SmallShared {
-  SmallSearchShared<patch> search;
-  SmallPhiShared<patch> phi;
+template <int size>
+struct SmallShared {
+  union {
+    SmallSearchShared<size> search;
+    SmallPhiShared<size> phi;
+  };
+  float bandwidth;
 };
 
-template <typename scalar, int patch>
+// Finds the tile's distances and, from the median of all, the bandwidth.
+template <typename scalar, int size>
 __device__ inline float small_median_bandwidth(const SmallTask& task, const SmallTile& tile,
-                                               SmallSearchShared<patch>& shared,
-                                               float (&distances)[patch][patch]) {
+                                               SmallFetch<size>& fetch, SmallShared<size>& shared,
+                                               SmallDistances<size>& distances) {
   const SvgdParticles& particles = task.update.particles;
-  clear_scratch(task.median);
-  auto waiting = cooperative_groups::this_grid().barrier_arrive();
-  const KeyRange window = window_around(estimate_median<scalar>(particles, shared.select));
-  small_distances<scalar>(particles, tile, shared.coordinates, distances);
-  count_keys<true>(distances, window, shared.select.histogram);
+  SmallSelectShared& select = shared.search.select;
+  constexpr int threads = SmallShape<size>::threads;
+  SmallSample sample;
+  sample.load<scalar>(particles);
+  clear_scratch<threads>(task.median);
+  clear_histogram<threads>(select.window, kWindowBins);
+  clear_histogram<threads>(select.histogram, kSmallBins);
+  sample.sum(select.columns);
+  GridToken waiting;
+  small_distances<scalar>(particles, tile, fetch, shared.search.coordinates, distances, [&] {
+    // Earlier, it would have to wait until the scratch is clear.
+    waiting = cooperative_groups::this_grid().barrier_arrive();
+  });
+  const KeyRange window = window_around(estimate_median(sample, particles.dim, select.columns));
+  count_keys<true>(distances, window, select.window);
   const MedianRanks& ranks = task.ranks;
   const bool zero = ranks.lower < 0;  // the lower one is a zero of the diagonal
   MiddleDistances middle =
       select_distances(distances, window, zero ? 0u : static_cast<unsigned>(ranks.lower),
-                       !zero && ranks.upper > ranks.lower, waiting, task.median, shared.select);
+                       !zero && ranks.upper > ranks.lower, std::move(waiting), task.median, select);
   if (zero && middle.lower == middle.lower) {
     if (ranks.upper < 0) middle.upper = 0;
     middle.lower = 0;
   }
   double mean = 0;
   if (middle.upper == 0) {
-    mean = mean_distance(distances, particles.count, task.partial_means, shared.select);
+    mean = mean_distance(distances, particles.count, task.partial_means, select);
   }
   if (threadIdx.x == 0) {
-    shared.select.bandwidth =
-        bandwidth_of<float>(task.rule, particles.count, middle.lower, middle.upper, mean);
+    shared.bandwidth =
+        bandwidth_by_divisor<float>(task.rule, task.divisor, middle.lower, middle.upper, mean);
   }
   __syncthreads();
-  const float bandwidth = shared.select.bandwidth;
-  __syncthreads();  // before the weights overwrite it
-  return bandwidth;
+  return shared.bandwidth;
 }
 
-// Adds up the tiles' sums, four neighbouring elements to a thread where rows allow it.
-template <typename scalar, int width>
+// Adds up the tiles' sums, `width` neighbouring elements to a thread.
+template <typename scalar, int threads, int width>
 __device__ inline void add_partial(const SmallTask& task) {
   const SvgdUpdate& update = task.update;
   const int dim = static_cast<int>(update.particles.dim);
   const int size = static_cast<int>(update.particles.count) * dim;
-  const int step = gridDim.x * kTileThreads * width;
-  for (int index = (blockIdx.x * kTileThreads + threadIdx.x) * width; index < size; index += step) {
-    float sums[width] = {};
-#pragma unroll 8
-    for (int band = 0; band < task.bands; ++band) {
-      const auto part = load<width>(task.partial + int64_t{band} * size + index);
+  const float share = 1.0f / static_cast<float>(update.particles.count);
+  const int step = gridDim.x * threads * width;
+  for (int index = (blockIdx.x * threads + threadIdx.x) * width; index < size; index += step) {
+    const float* part = task.partial + index;
+    Vector<float, width> parts[kMaxBands];  // all loads under way at once
 #pragma unroll
-      for (int i = 0; i < width; ++i) sums[i] += part.value[i];
+    for (int band = 0; band < kMaxBands; ++band) {
+      parts[band] = {};
+      if (band < task.bands) parts[band] = load<width>(part);
+      part += size;
     }
-    const int row = index / dim;
-    const int column = index - row * dim;
+    float sums[width] = {};
+#pragma unroll
+    for (int band = 0; band < kMaxBands; ++band) {
+#pragma unroll
+      for (int i = 0; i < width; ++i) sums[i] += parts[band].value[i];
+    }
+#pragma unroll
+    for (int i = 0; i < width; ++i) sums[i] *= share;
+    if (update.step) {
+      const int row = index / dim;
+      const auto* x = static_cast<const scalar*>(update.particles.data) +
+                      row * update.particles.stride + (index - row * dim);
+#pragma unroll
+      for (int i = 0; i < width; ++i) {
+        sums[i] = to_accumulate(x[i]) + static_cast<float>(update.step_size) * sums[i];
+      }
+    }
 #pragma unroll
     for (int i = 0; i < width; ++i) {
-      float value = sums[i] / static_cast<float>(update.particles.count);
-      if (update.step) {
-        const auto* x = static_cast<const scalar*>(update.particles.data);
-        value = to_accumulate(x[row * update.particles.stride + column + i]) +
-                static_cast<float>(update.step_size) * value;
-      }
-      static_cast<scalar*>(update.result)[index + i] = from_accumulate<scalar>(value);
+      static_cast<scalar*>(update.result)[index + i] = from_accumulate<scalar>(sums[i]);
     }
   }
 }
 
-template <typename scalar, int patch, SteinKernel kernel>
-__global__ void __launch_bounds__(kTileThreads, 1)
+template <typename scalar, int size, SteinKernel kernel>
+__global__ void __launch_bounds__(SmallShape<size>::threads, 1)
     svgd_small(const __grid_constant__ SmallTask task) {
   extern __shared__ uint4 memory[];
-  auto& shared = *reinterpret_cast<SmallShared<patch>*>(memory);
+  auto& shared = *reinterpret_cast<SmallShared<size>*>(memory);
   const SvgdUpdate& update = task.update;
   const SmallTile tile = small_tile(blockIdx.x, task.bands);
-  float distances[patch][patch];
+  SmallFetch<size> fetch;
+  fetch.template load<scalar>(update.particles, tile, 0);
+  SmallDistances<size> distances;
   float bandwidth;
   if (task.select) {
-    bandwidth = small_median_bandwidth<scalar>(task, tile, shared.search, distances);
+    bandwidth = small_median_bandwidth<scalar>(task, tile, fetch, shared, distances);
     if (task.bandwidth != nullptr && blockIdx.x == 0 && threadIdx.x == 0) {
       *task.bandwidth = bandwidth;
     }
     if (!task.apply) return;
   } else {
-    small_distances<scalar>(update.particles, tile, shared.search.coordinates, distances);
+    small_distances<scalar>(update.particles, tile, fetch, shared.search.coordinates, distances,
+                            [] { __syncthreads(); });
     bandwidth = update.bandwidth != nullptr ? *static_cast<const float*>(update.bandwidth)
                                             : static_cast<float>(update.bandwidth_number);
   }
   small_phi<scalar, kernel>(update, tile, distances, bandwidth, task.partial, shared.phi);
   cooperative_groups::this_grid().sync();
-  if (update.particles.dim % 4 == 0 &&
-      gridDim.x * kTileThreads * 4 <= update.particles.count * update.particles.dim) {
-    add_partial<scalar, 4>(task);
+  constexpr int threads = SmallShape<size>::threads;
+  if (update.particles.dim % 2 == 0 &&
+      gridDim.x * threads * 2 <= update.particles.count * update.particles.dim) {
+    add_partial<scalar, threads, 2>(task);
   } else {
-    add_partial<scalar, 1>(task);
+    add_partial<scalar, threads, 1>(task);
   }
 }
 

@@ -28,16 +28,16 @@ int small_shared_bytes(int patch) {
   return with_patch(patch, [](auto value) { return static_cast<int>(sizeof(SmallShared<value>)); });
 }
 
-template <typename scalar, int patch, SteinKernel kernel>
+template <typename scalar, int size, SteinKernel kernel>
 cudaError_t launch_kernel(const SmallTask& task, int blocks, cudaStream_t stream) {
-  constexpr int bytes = sizeof(SmallShared<patch>);
-  auto* function = svgd_small<scalar, patch, kernel>;
+  constexpr int bytes = sizeof(SmallShared<size>);
+  auto* function = svgd_small<scalar, size, kernel>;
   const cudaError_t error =
       cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
   void* arguments[] = {const_cast<SmallTask*>(&task)};
   return cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(function), dim3(blocks),
-                                     dim3(kTileThreads), arguments, bytes, stream);
+                                     dim3(SmallShape<size>::threads), arguments, bytes, stream);
 }
 
 cudaError_t launch(SmallTask& task, const SvgdSmallPolicy& policy, void* scratch,
@@ -75,7 +75,8 @@ SvgdSmallPolicy svgd_small_policy(const SvgdParticles& particles, int multiproce
   for (int side = patch > 0 ? patch : 1; side <= 8; side *= 2) {
     const int edge = 16 * side;
     const SvgdSmallPolicy policy{side, (count + 2 * edge - 1) / (2 * edge) * 2};
-    if (policy.blocks() <= multiprocessors && small_shared_bytes(side) <= shared_bytes) {
+    if (policy.bands <= kMaxBands && policy.blocks() <= multiprocessors &&
+        small_shared_bytes(side) <= shared_bytes) {
       return policy;
     }
   }
@@ -97,6 +98,7 @@ cudaError_t launch_svgd_small(const SvgdUpdate& update, const BandwidthRule* rul
   if (rule != nullptr) {
     task.select = true;
     task.rule = *rule;
+    task.divisor = bandwidth_divisor(*rule, update.particles.count);
     task.ranks = median_ranks(*rule, update.particles.count);
     task.bandwidth = static_cast<float*>(bandwidth);
   }
@@ -110,6 +112,7 @@ cudaError_t launch_svgd_small_bandwidth(const SvgdParticles& particles, Bandwidt
   task.update.particles = particles;
   task.select = true;
   task.rule = rule;
+  task.divisor = bandwidth_divisor(rule, particles.count);
   task.ranks = median_ranks(rule, particles.count);
   task.bandwidth = static_cast<float*>(bandwidth);
   return launch(task, policy, scratch, stream);

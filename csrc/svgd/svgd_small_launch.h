@@ -11,7 +11,7 @@
 
 namespace fused_ops {
 
-// Side of a thread's patch of distances and number of bands; no bands: not for this kernel.
+// Size of a tile, 16 * patch particles wide, and number of bands; no bands: not for this kernel.
 struct SvgdSmallPolicy {
   int patch;
   int bands;

@@ -2,236 +2,220 @@
 // What one tile of pairs adds to phi, in both directions.
 //
 // A tile of bands A and B serves the particles of A (sources B) and those of B (sources A); a
-// paired tile serves two bands from themselves. Either way there are two products, each of a square
-// of weights, stored as [source][target], with the sources' vectors, 32 dimensions at a time; each
-// half of the block takes one.
+// paired tile serves two bands from themselves. Either way there are two products, of the tile's
+// weights with the sources' vectors, 32 dimensions at a time; each half of the block takes one.
 //
 // With c = repulsion / h and a centre m near the tile's particles, a target's sum is
 //   rbf:  sum_j K_j (s_j - c (x_j - m)) + c (x - m) sum_j K_j                  one product
-//   imq:  sum_j K_j s_j - G_j (x_j - m) + (x - m) sum_j G_j, G = c K^3 / 2     two
-// which loses digits where c |x - m|^2 is large: tight clusters far apart. There the difference
-// x - x_j is formed per pair instead, as the block finds out for each block of dimensions.
+//   imq:  sum_j K_j s_j - G_j c (x_j - m) + c (x - m) sum_j G_j, G = K^3       two
+// on tensor cores (svgd_small_product.cuh), which loses digits where c |x - m|^2 is large: tight
+// clusters far apart. There the difference x - x_j is formed per pair in float32 instead, as the
+// block finds out for each block of dimensions.
 
 #pragma once
 
 #include "svgd/svgd_formula.h"
-#include "svgd/svgd_small_tile.cuh"
+#include "svgd/svgd_small_product.cuh"
+#include "svgd/svgd_small_sources.cuh"
 
 namespace fused_ops {
 
 // Greatest c (x - m)^2 of a coordinate for the centred form: it then loses a factor of at most 64
 // against the differences that matter, which are of the order of c^(-1/2).
 constexpr float kMaxCentred = 4096;
+// Greatest vector for halves; beyond it, infinity included, float32 has to do.
+constexpr float kMaxValue = 0x1p100f;
 
-template <int patch>
-struct SmallPhiShared {
-  static constexpr int edge = 16 * patch;
-  float weights[2][edge][edge];  // K, [source][target], targets permuted by weight_column
-  alignas(16) float score[2][edge][kDimBlock];     // by band; rbf: s - c (x - m) unless direct
-  alignas(16) float particle[2][edge][kDimBlock];  // x - m, or x if direct
-  // The sum over the sources of what multiplies x - m, in parts so that all threads take a share.
-  static constexpr int parts = kTileThreads / (2 * edge);
-  float totals[parts][2][edge];
-};
-
-// Targets change places in groups of four, so that the columns of a tile, which lie a multiple of
-// 32 banks apart, are stored to different banks.
-template <int patch>
-__device__ inline int weight_column(int source, int target) {
-  return patch < 4 ? target : target ^ (source / patch % 8 * 4);
-}
-
+// Times kWeightScale. The power of two is good to 2^-22, and its exponent to 2^-24 of itself.
 template <SteinKernel kernel>
-__device__ inline float weight_of(float distance, float half_inverse) {
-  if (distance < 0) return 0;  // kNoPair
-  const float u = distance * half_inverse;
-  return kernel == SteinKernel::rbf ? expf(-u) : rsqrtf(1.0f + u);
+__device__ inline float scaled_weight(float distance, float half_inverse) {
+  float weight;
+  if constexpr (kernel == SteinKernel::rbf) {
+    constexpr float log2_e = 1.44269504f;
+    weight = power_of_two(fma(distance, -log2_e * half_inverse, kWeightExponent));
+  } else {
+    weight = kWeightScale * rsqrtf(fma(distance, half_inverse, 1.0f));
+  }
+  return distance == kNoPair ? 0.0f : weight;
 }
 
-// G / (repulsion / h or half of it) from K.
-template <SteinKernel kernel>
-__device__ inline float gradient_weight(float k) {
-  return kernel == SteinKernel::rbf ? k : k * k * k;
-}
-
-// Ends in a barrier.
-template <SteinKernel kernel, int patch>
-__device__ inline void store_small_weights(const float (&distances)[patch][patch], bool paired,
-                                           int first_band_left, int second_band_left,
-                                           const KernelScale<float>& scale,
-                                           SmallPhiShared<patch>& shared) {
-  const int row = patch * (threadIdx.x / 16);
-  const int column = patch * (threadIdx.x % 16);
-  // The square in which this thread's places are [column][row] and the one for [row][column].
-  const int first = paired && row > column;
-  const int second = !paired || row > column;
-  float weights[patch][patch];
+template <SteinKernel kernel, int size>
+__device__ inline void store_small_weights(const SmallDistances<size>& distances,
+                                           float half_inverse, SmallPhiShared<size>& shared) {
+  constexpr int patch = SmallShape<size>::patch;
+  const int row = patch * distances.row();
+  const int column = patch * distances.column();
 #pragma unroll
   for (int a = 0; a < patch; ++a) {
+    const int place = swizzled_place<SmallShape<size>::edge>(row + a, column);
+    if constexpr (patch == 1) {
+      const float weight = scaled_weight<kernel>(distances.at[0][0], half_inverse);
+      const __half high = __float2half_rn(weight);
+      shared.weights[0][place] = high;
+      shared.weights[1][place] = __float2half_rn(weight - __half2float(high));
+    } else {
+      Vector<uint32_t, patch / 2> high, low;
 #pragma unroll
-    for (int b = 0; b < patch; ++b) {
-      weights[a][b] = weight_of<kernel>(distances[a][b], scale.half_inverse);
+      for (int b = 0; b < patch; b += 2) {
+        const HalfPair pair =
+            split_pair(scaled_weight<kernel>(distances.at[a][b], half_inverse),
+                       scaled_weight<kernel>(distances.at[a][b + 1], half_inverse));
+        high.value[b / 2] = pair.high;
+        low.value[b / 2] = pair.low;
+      }
+      store(reinterpret_cast<uint32_t*>(&shared.weights[0][place]), high);
+      store(reinterpret_cast<uint32_t*>(&shared.weights[1][place]), low);
     }
   }
-  constexpr int width = patch < 4 ? patch : 4;
-  if (paired && row == column) {
-#pragma unroll
-    for (int a = 0; a < patch; ++a) {
-#pragma unroll
-      for (int b = 0; b < patch; ++b) {
-        const int source = row + a;
-        const int target = column + b;
-        const float upper =
-            a == b ? float(source < first_band_left) : weights[min(a, b)][max(a, b)];
-        const float lower =
-            a == b ? float(source < second_band_left) : weights[max(a, b)][min(a, b)];
-        shared.weights[0][source][weight_column<patch>(source, target)] = upper;
-        shared.weights[1][source][weight_column<patch>(source, target)] = lower;
-      }
-    }
-  } else {
-#pragma unroll
-    for (int a = 0; a < patch; ++a) {
-#pragma unroll
-      for (int part = 0; part < patch; part += width) {
-        Vector<float, width> along, across;
-#pragma unroll
-        for (int i = 0; i < width; ++i) {
-          along.value[i] = weights[a][part + i];
-          across.value[i] = weights[part + i][a];
-        }
-        const int along_column = weight_column<patch>(row + a, column + part);
-        const int across_column = weight_column<patch>(column + a, row + part);
-        store(&shared.weights[second][row + a][along_column], along);
-        store(&shared.weights[first][column + a][across_column], across);
-      }
-    }
+}
+
+// A power of two and its inverse.
+struct ValueScale {
+  float scale;
+  float inverse;
+
+  // Brings values up to `bound` to below 2^(kValueExponent + 1).
+  explicit __device__ ValueScale(float bound) {
+    const int exponent = max(static_cast<int>(__float_as_uint(bound) >> 23) - 127, -87);
+    scale = __uint_as_float((127 + kValueExponent - exponent) << 23);
+    inverse = __uint_as_float((127 - kValueExponent + exponent) << 23);
   }
+};
+
+template <int size>
+__device__ inline void scale_sums(float factor, SmallSums<size>& sums) {
+#pragma unroll
+  for (int n = 0; n < SmallShare<size>::dim_tiles; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sums.values[n][e] *= factor;
+  }
+}
+
+// Sums of a thread's share of the tile in the centred form; its weights' sums only if `totals`.
+// Calls `release` when the sources have been stored for the last time.
+template <SteinKernel kernel, int size, typename Release>
+__device__ inline void multiply_centred(const SmallSources<size>& sources, bool paired,
+                                        float strength, const float (&largest)[2], bool totals,
+                                        SmallPhiShared<size>& shared, SmallSums<size>& sums,
+                                        Release release) {
+  using Share = SmallShare<size>;
+  constexpr bool rbf = kernel == SteinKernel::rbf;
+  const int half = Share::half();
+  const int band = paired ? half : 1 - half;
+  sources.store_coordinates(shared);
+  const ValueScale scale(rbf ? largest[1] + fabsf(strength) * largest[0] : largest[1]);
+  sources.store_halves(1, rbf ? -strength : 0.0f, scale.scale, shared);
   __syncthreads();
-}
-
-// Sums the weights of each target. A barrier must follow.
-template <SteinKernel kernel, int patch>
-__device__ inline void sum_weights(const KernelScale<float>& scale, SmallPhiShared<patch>& shared) {
-  constexpr int edge = 16 * patch;
-  constexpr int sources = edge / SmallPhiShared<patch>::parts;
-  constexpr int lanes = sources < 4 ? sources : 4;  // separate sums, for speed
-  const int part = threadIdx.x / (2 * edge);
-  const int half = threadIdx.x / edge % 2;
-  const int target = threadIdx.x % edge;
-  float sums[4] = {};
-#pragma unroll 4
-  for (int first = 0; first < sources; first += lanes) {
-#pragma unroll
-    for (int i = 0; i < lanes; ++i) {
-      const int source = part * sources + first + i;
-      sums[i] += gradient_weight<kernel>(
-          shared.weights[half][source][weight_column<patch>(source, target)]);
-    }
-  }
-  shared.totals[part][half][target] = ((sums[0] + sums[1]) + (sums[2] + sums[3])) * scale.repulsion;
-}
-
-// Loads dimensions [d, d + 32) of both bands and says whether the differences must be formed per
-// pair. Ends in a barrier.
-template <typename scalar, SteinKernel kernel, int patch>
-__device__ inline bool load_sources(const SvgdUpdate& update, const SmallTile& tile, int d,
-                                    float strength, SmallPhiShared<patch>& shared) {
-  constexpr int edge = 16 * patch;
-  constexpr int warps = kTileThreads / kDimBlock;
-  constexpr int rows_per_thread = 2 * edge / warps;
-  const SvgdParticles& particles = update.particles;
-  const int lane = threadIdx.x % kDimBlock;
-  const int warp = threadIdx.x / kDimBlock;
-  const bool inside = d + lane < particles.dim;
-  const auto* x = static_cast<const scalar*>(particles.data) + d + lane;
-  const auto* s = static_cast<const scalar*>(update.score) + d + lane;
-  float centre = 0;
-  constexpr int centre_rows = 8;
-#pragma unroll
-  for (int i = 0; i < centre_rows; ++i) {
-    const int64_t row = tile.bands[i % 2] * edge + i * (edge / centre_rows);
-    const int64_t last = particles.count - 1;
-    if (inside) centre += to_accumulate(x[(row < last ? row : last) * particles.stride]);
-  }
-  centre /= centre_rows;
-  float coordinates[rows_per_thread], scores[rows_per_thread];
-  bool wide = false;
-#pragma unroll
-  for (int i = 0; i < rows_per_thread; ++i) {
-    const int band = i / (rows_per_thread / 2);
-    const int row = i % (rows_per_thread / 2) * warps + warp;
-    const int64_t particle = int64_t{tile.bands[band]} * edge + row;
-    const bool present = inside && particle < particles.count;
-    coordinates[i] = present ? to_accumulate(x[particle * particles.stride]) : centre;
-    scores[i] = present ? to_accumulate(s[particle * update.score_stride]) : 0;
-  }
-#pragma unroll
-  for (int i = 0; i < rows_per_thread; ++i) {
-    const int band = i / (rows_per_thread / 2);
-    const int row = i % (rows_per_thread / 2) * warps + warp;
-    const float offset = coordinates[i] - centre;
-    wide |= !(fabsf(strength) * offset * offset <= kMaxCentred);
-    shared.particle[band][row][lane] = offset;
-    shared.score[band][row][lane] =
-        kernel == SteinKernel::rbf ? fma(-strength, offset, scores[i]) : scores[i];
-  }
-  const bool direct = __syncthreads_or(wide);
-  if (direct) {
-#pragma unroll
-    for (int i = 0; i < rows_per_thread; ++i) {
-      const int band = i / (rows_per_thread / 2);
-      const int row = i % (rows_per_thread / 2) * warps + warp;
-      shared.particle[band][row][lane] = coordinates[i];
-      shared.score[band][row][lane] = scores[i];
-    }
+  if constexpr (rbf) release();
+  multiply_halves<false>(shared, paired, band, rbf && totals, sums);
+  scale_sums(scale.inverse / kWeightScale, sums);
+  if constexpr (!rbf) {
     __syncthreads();
+    const ValueScale offset_scale(fabsf(strength) * largest[0]);
+    sources.store_halves(0, -strength, offset_scale.scale, shared);
+    __syncthreads();
+    release();
+    SmallSums<size> offset_sums;
+    multiply_halves<true>(shared, paired, band, true, offset_sums);
+    scale_sums(offset_scale.inverse / kWeightScale, offset_sums);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+#pragma unroll
+      for (int n = 0; n < Share::dim_tiles; ++n) sums.values[n][e] += offset_sums.values[n][e];
+      sums.totals[e] = offset_sums.totals[e];
+    }
   }
-  return direct;
+  // The other part of the repulsion.
+#pragma unroll
+  for (int e = 0; e < 4; e += 2) {
+    const float total = sums.totals[e] * (strength / kWeightScale);
+#pragma unroll
+    for (int n = 0; n < Share::dim_tiles; ++n) {
+      const auto offset = load<2>(&shared.coordinates[half][Share::target(e)][Share::dimension(n)]);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        sums.values[n][e + i] = fma(offset.value[i], total, sums.values[n][e + i]);
+      }
+    }
+  }
 }
 
-enum class SmallForm : int8_t { one_product, two_products, direct };
+// The weight of a pair of a band with the other, or with itself.
+template <int size>
+__device__ inline float stored_weight(const SmallPhiShared<size>& shared, bool paired, int target,
+                                      int source) {
+  const int half = SmallShare<size>::half();
+  if (paired && source == target) return 1;
+  const bool transposed = paired ? (half == 0) == (source < target) : half == 1;
+  const int place = swizzled_place<SmallShape<size>::edge>(transposed ? source : target,
+                                                           transposed ? target : source);
+  return (__half2float(shared.weights[0][place]) + __half2float(shared.weights[1][place])) *
+         (1 / kWeightScale);
+}
 
-// A thread's sums: `patch` targets by four dimensions of its half's product.
-template <SmallForm form, SteinKernel kernel, int patch>
-__device__ inline void multiply_sources(const SmallPhiShared<patch>& shared, int half, int band,
-                                        float strength, float (&sums)[patch][4]) {
-  constexpr int width = patch < 4 ? patch : 4;
-  const int target = patch * (threadIdx.x % 128 / 8);
-  const int d = 4 * (threadIdx.x % 8);
-  float x[patch][4] = {};
-  if constexpr (form == SmallForm::direct) {
+// The same with differences formed per pair, in float32.
+template <SteinKernel kernel, int size>
+__device__ inline void multiply_direct(const SmallSources<size>& sources, bool paired,
+                                       float strength, SmallPhiShared<size>& shared,
+                                       SmallSums<size>& sums) {
+  using Share = SmallShare<size>;
+  const int half = Share::half();
+  const int band = paired ? half : 1 - half;
+  sources.store_coordinates(shared);
+  sources.store_scores(shared);
+  __syncthreads();
+  float x[Share::dim_tiles][4];
 #pragma unroll
-    for (int a = 0; a < patch; ++a) load_patch(&shared.particle[half][target + a][d], x[a]);
+  for (int n = 0; n < Share::dim_tiles; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      x[n][e] = shared.coordinates[half][Share::target(e)][Share::dimension(n) + e % 2];
+      sums.values[n][e] = 0;
+    }
   }
 #pragma unroll 2
-  for (int first = 0; first < 16 * patch; first += patch) {
+  for (int source = 0; source < SmallShape<size>::edge; ++source) {
+    float k[2], g[2];
 #pragma unroll
-    for (int i = 0; i < patch; ++i) {
-      const int source = first + i;
-      float k[patch], s[4], x_j[4];
+    for (int e = 0; e < 2; ++e) {
+      k[e] = stored_weight(shared, paired, Share::target(2 * e), source);
+      g[e] = (kernel == SteinKernel::rbf ? k[e] : k[e] * k[e] * k[e]) * strength;
+    }
 #pragma unroll
-      for (int part = 0; part < patch; part += width) {
-        const auto four =
-            load<width>(&shared.weights[half][source][weight_column<patch>(first, target + part)]);
+    for (int n = 0; n < Share::dim_tiles; ++n) {
+      const auto s = load<2>(&shared.scores[band][source][Share::dimension(n)]);
+      const auto x_j = load<2>(&shared.coordinates[band][source][Share::dimension(n)]);
 #pragma unroll
-        for (int a = 0; a < width; ++a) k[part + a] = four.value[a];
+      for (int e = 0; e < 4; ++e) {
+        float& sum = sums.values[n][e];
+        sum = fma(k[e / 2], s.value[e % 2], sum);
+        sum = fma(g[e / 2], x[n][e] - x_j.value[e % 2], sum);
       }
-      load_patch(&shared.score[band][source][d], s);
-      if constexpr (form != SmallForm::one_product) {
-        load_patch(&shared.particle[band][source][d], x_j);
-      }
+    }
+  }
+}
+
+// Stores the sums for a band whose row 0 is at `rows`, (count, dim), of which `left` rows are
+// there.
+template <int size>
+__device__ inline void store_sums(const SmallSums<size>& sums, float* rows, int left, int dim,
+                                  int d) {
+  using Share = SmallShare<size>;
 #pragma unroll
-      for (int a = 0; a < patch; ++a) {
-        const float g = gradient_weight<kernel>(k[a]) * strength;
+  for (int e = 0; e < 4; e += 2) {
+    const int target = Share::target(e);
+    if (target >= left) continue;
+    float* element = rows + target * dim + d;
 #pragma unroll
-        for (int b = 0; b < 4; ++b) {
-          sums[a][b] = fma(k[a], s[b], sums[a][b]);
-          if constexpr (form == SmallForm::two_products) {
-            sums[a][b] = fma(-g, x_j[b], sums[a][b]);
-          } else if constexpr (form == SmallForm::direct) {
-            sums[a][b] = fma(g, x[a][b] - x_j[b], sums[a][b]);
-          }
+    for (int n = 0; n < Share::dim_tiles; ++n) {
+      const int column = Share::dimension(n);
+      if (dim % 2 == 0) {
+        if (d + column >= dim) continue;
+        store(element + column, Vector<float, 2>{{sums.values[n][e], sums.values[n][e + 1]}});
+      } else {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          if (d + column + i < dim) element[column + i] = sums.values[n][e + i];
         }
       }
     }
@@ -240,59 +224,56 @@ __device__ inline void multiply_sources(const SmallPhiShared<patch>& shared, int
 
 // Writes the tile's sums for its bands to `partial`, (bands, count, dim): what band p receives from
 // band q lies in slot q.
-template <typename scalar, SteinKernel kernel, int patch>
+template <typename scalar, SteinKernel kernel, int size>
 __device__ inline void small_phi(const SvgdUpdate& update, const SmallTile& tile,
-                                 const float (&distances)[patch][patch], float bandwidth,
-                                 float* partial, SmallPhiShared<patch>& shared) {
-  constexpr int edge = 16 * patch;
+                                 const SmallDistances<size>& distances, float bandwidth,
+                                 float* partial, SmallPhiShared<size>& shared) {
   const int count = static_cast<int>(update.particles.count);
   const int dim = static_cast<int>(update.particles.dim);
   const KernelScale<float> scale(kernel, bandwidth, static_cast<float>(update.repulsion));
-  store_small_weights<kernel>(distances, tile.paired, count - tile.bands[0] * edge,
-                              count - tile.bands[1] * edge, scale, shared);
-  sum_weights<kernel>(scale, shared);
-  const int half = threadIdx.x / 128;
-  const int source_band = tile.paired ? half : 1 - half;
-  const int target = patch * (threadIdx.x % 128 / 8);
-  const int column = 4 * (threadIdx.x % 8);
-  const int64_t slot = tile.band(source_band != 0);
-  const int first_row = tile.band(half != 0) * edge + target;
+  SmallSources<size> sources;
+  // On its way while the weights are formed, where that spills no registers. H200, 2048 x 64: late
+  // loads 0.5 us faster.
+  constexpr bool early = size < 8;
+  if constexpr (early) sources.template load<scalar>(update, tile, 0);
+  store_small_weights<kernel>(distances, scale.half_inverse, shared);
+  if constexpr (!early) sources.template load<scalar>(update, tile, 0);
+  const int half = SmallShare<size>::half();
+  const int64_t slot = tile.band((tile.paired ? half : 1 - half) != 0);
+  const int first_row = tile.band(half != 0) * SmallShape<size>::edge;
+  float* rows = partial + (slot * count + first_row) * dim;
+  SmallSums<size> sums;
+  bool totals_due = true;
   for (int d = 0; d < dim; d += kDimBlock) {
-    const bool direct = load_sources<scalar, kernel>(update, tile, d, scale.repulsion, shared);
-    float sums[patch][4] = {};
-    if (direct) {
-      multiply_sources<SmallForm::direct, kernel>(shared, half, source_band, scale.repulsion, sums);
-    } else {
-      constexpr SmallForm form =
-          kernel == SteinKernel::rbf ? SmallForm::one_product : SmallForm::two_products;
-      multiply_sources<form, kernel>(shared, half, source_band, scale.repulsion, sums);
-#pragma unroll
-      for (int a = 0; a < patch; ++a) {
-        float total = 0;
-#pragma unroll
-        for (int part = 0; part < SmallPhiShared<patch>::parts; ++part) {
-          total += shared.totals[part][half][target + a];
-        }
-#pragma unroll
-        for (int b = 0; b < 4; ++b) {
-          sums[a][b] = fma(shared.particle[half][target + a][column + b], total, sums[a][b]);
-        }
-      }
-    }
-#pragma unroll
-    for (int a = 0; a < patch; ++a) {
-      if (first_row + a >= count) break;
-      float* row = partial + (slot * count + first_row + a) * dim + d + column;
-      if (dim % 4 == 0 && d + column < dim) {
-        store(row, Vector<float, 4>{{sums[a][0], sums[a][1], sums[a][2], sums[a][3]}});
-      } else {
-#pragma unroll
-        for (int b = 0; b < 4; ++b) {
-          if (d + column + b < dim) row[b] = sums[a][b];
-        }
-      }
-    }
+    const auto load_next = [&] {
+      if (early && d + kDimBlock < dim) sources.template load<scalar>(update, tile, d + kDimBlock);
+    };
+    sources.centre(update.particles, tile, d, shared.largest);
     __syncthreads();
+    float largest[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      unsigned bits = 0;
+#pragma unroll
+      for (int warp = 0; warp < SmallPhiShared<size>::warps; ++warp) {
+        bits = max(bits, shared.largest[i][warp]);
+      }
+      largest[i] = __uint_as_float(bits);
+    }
+    const float strength = fabsf(scale.repulsion);
+    const bool centred = strength * largest[0] * largest[0] <= kMaxCentred &&
+                         largest[1] + strength * largest[0] <= kMaxValue;
+    if (centred) {
+      multiply_centred<kernel>(sources, tile.paired, scale.repulsion, largest, totals_due, shared,
+                               sums, load_next);
+      totals_due = false;
+    } else {
+      sources.template load<scalar>(update, tile, d);
+      multiply_direct<kernel>(sources, tile.paired, scale.repulsion, shared, sums);
+      load_next();
+    }
+    store_sums(sums, rows, count - first_row, dim, d);
+    if (!early && d + kDimBlock < dim) sources.template load<scalar>(update, tile, d + kDimBlock);
   }
 }
 
