@@ -84,6 +84,8 @@ cudaError_t launch_tensor_count(const BracketTask& task, int shares, cudaStream_
 
 template <typename scalar>
 cudaError_t launch_direct_count(const BracketTask& task, cudaStream_t stream) {
+  static_assert(sizeof(CountShared) <= direct_count_shared(1));
+  static_assert(sizeof(CountShared) + sizeof(CountSums) <= direct_count_shared(kDimBlock + 1));
   constexpr auto kernel = svgd_direct_count<scalar>;
   const cudaError_t error = allow_shared_memory<kernel>();
   if (error != cudaSuccess) return error;

@@ -95,6 +95,10 @@ constexpr int kListChunk = 128;
 constexpr int kDirectTile = 128;
 constexpr int kDirectSource = 64;
 
+// Shared memory of a block that counts direct distances: two tiles of coordinates and, with several
+// blocks of dimensions, the sums of the last ones.
+constexpr int direct_count_shared(int64_t dim) { return (dim > kDimBlock ? 98 : 34) * 1024; }
+
 // Splits of `tiles` that fill `places` with `blocks` blocks a split in as few waves as possible:
 // from `least` to 8, for the memory of their sums, and each of 4 tiles or more, for their start.
 inline int choose_splits(int64_t tiles, int64_t blocks, int64_t places, int least) {
@@ -127,9 +131,8 @@ inline BracketPolicy choose_bracket_policy(int64_t count, int64_t dim, const Dev
   constexpr int64_t most = int64_t{1} << 22;
   BracketPolicy policy{};
   const double pairs = 0.5 * static_cast<double>(count) * static_cast<double>(count - 1);
-  // The direct kernel keeps its sums of several blocks of dimensions in shared memory; ranks on the
-  // list have 32 bits.
-  if (limits.shared_memory < 101 * 1024 || pairs >= 0x1p32) return policy;
+  // Ranks on the list have 32 bits.
+  if (limits.shared_memory < direct_count_shared(dim) || pairs >= 0x1p32) return policy;
   policy.tensor_cores =
       has_tensor_kernels(limits) && dim >= kLeastTensorDim && dim <= kMostTensorDim;
   const int64_t tiles = ceil_div(count, 128) * 2;

@@ -50,8 +50,9 @@ class TestChoice:
     def test_few_particles(self, dtype):
         for count, dim in ((2, 1), (100, 2), (1024, 32), (2048, 64), (2000, 4096)):
             assert forms(count, dim, H200, dtype) == ("small", "small")
-        assert forms(500, 64, T4, dtype) == ("small", "small")
-        assert forms(2048, 64, T4, dtype) == ("tiles", "tiles")
+        for device, most in ((T4, 512), (A100, 1024), (RTX_5090, 1024)):
+            assert forms(most, 64, device, dtype) == ("small", "small")
+            assert forms(2048, 64, device, dtype) == ("tiles", "tiles")
         assert forms(2048, 5000, H200, dtype) == ("tiles", "tiles")
         assert forms(1, 3, H200, dtype) == ("tiles", "tiles")
 
@@ -72,6 +73,7 @@ class TestChoice:
     def test_many_particles_elsewhere(self, device):
         for dim in (3, 64, 1000):
             assert forms(2049, dim, device) == ("direct", "direct")
+        assert forms(50_000, 32, T4) == ("direct", "direct")
         assert forms(50_000, 64, T4) == ("tiles", "direct")
 
     @pytest.mark.parametrize("dim", [1, 15, 257])
