@@ -13,6 +13,7 @@ import torch
 L2_FLUSH_BYTES = 256 * 2**20  # several times the L2 of any GPU we know
 GRAPH_CALLS = 20
 GRAPH_WORTH_US = 500  # above it launch gaps no longer matter
+BUDGET_US = 2e5  # for the runs of one kind of time, where calls are short
 SLOW_US, VERY_SLOW_US = 2e5, 2e6  # fewer runs then, and one
 
 
@@ -114,9 +115,9 @@ def measure(call: Callable, device: str) -> dict:
         call()
     if fewest > 1:
         once = statistics.median(device_times(call, 3))
-    times = device_times(call, max(fewest, min(101, int(4e5 / once))))
+    times = device_times(call, max(fewest, min(101, int(BUDGET_US / once))))
     row = summary(times)
-    row["wall_us"] = wall_time(call, max(5, min(300, int(3e5 / once)))) if fewest > 3 else once
+    row["wall_us"] = wall_time(call, max(5, min(300, int(BUDGET_US / once)))) if fewest > 3 else once
     if once < GRAPH_WORTH_US:
         row["graph_us"] = graph_time(call)
     row["launches"] = launches(call) if fewest > 1 else None

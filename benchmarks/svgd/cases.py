@@ -19,6 +19,7 @@ CPU_SHAPES = [(100, 2), (1024, 32), (4096, 64)]
 LARGEST_REFERENCE = 2**30  # N * N * dim that the (N, N, dim) tensors of the reference may have
 DATA_SHAPE = {"cuda": (4096, 64), "cpu": (1024, 32)}  # of the cases with other particles
 LARGEST_MATRIX = 2**30  # N * N of the forms with (N, N) matrices
+LEAST_COMPILED = 1024  # particles: below, there is little to win
 LARGEST_COMPARISON = 2**28  # N * dim * rows of the differences that `exact` forms
 ROWS = 512  # of phi that are compared with float64 where all would take too long
 STEP_SIZE = 0.1
@@ -95,7 +96,7 @@ class SvgdCase(Case):
         if self.case == "phi":  # whose parts the others are
             if self.count * self.count <= LARGEST_MATRIX:
                 functions["matrix"] = matrix_phi
-            if not self.variant:
+            if not self.variant and self.count >= LEAST_COMPILED:
                 functions |= self.more_baselines()
             # Below it makes no difference, and beyond it would take long.
             if self.device == "cuda" and 2048 < self.count <= 65536:
