@@ -117,7 +117,8 @@ def measure(call: Callable, device: str) -> dict:
         once = statistics.median(device_times(call, 3))
     times = device_times(call, max(fewest, min(101, int(BUDGET_US / once))))
     row = summary(times)
-    row["wall_us"] = wall_time(call, max(5, min(300, int(BUDGET_US / once)))) if fewest > 3 else once
+    calls = max(fewest // 2, min(300, int(BUDGET_US / once)))
+    row["wall_us"] = wall_time(call, calls) if calls > 0 else once
     if once < GRAPH_WORTH_US:
         row["graph_us"] = graph_time(call)
     row["launches"] = launches(call) if fewest > 1 else None

@@ -261,7 +261,8 @@ __device__ inline void small_phi(const SvgdUpdate& update, const SmallTile& tile
       largest[i] = __uint_as_float(bits);
     }
     const float strength = fabsf(scale.repulsion);
-    const bool centred = strength * largest[0] * largest[0] <= kMaxCentred &&
+    const bool centred = update.precision != Precision::highest &&
+                         strength * largest[0] * largest[0] <= kMaxCentred &&
                          largest[1] + strength * largest[0] <= kMaxValue;
     if (centred) {
       multiply_centred<kernel>(sources, tile.paired, scale.repulsion, largest, totals_due, shared,

@@ -138,7 +138,8 @@ def test_bad_score_spoils_its_column_alone(device, value, kernel):
     phi = svgd_phi(particles, score, kernel=kernel)
     expected = torch.full_like(phi[:, 1], value)
     torch.testing.assert_close(phi[:, 1], expected, equal_nan=True)
-    assert torch.equal(phi[:, ::2], clean[:, ::2])
+    # Not to the bit: it makes the CUDA kernels take their other form for a block of dimensions.
+    torch.testing.assert_close(phi[:, ::2], clean[:, ::2], rtol=1e-5, atol=1e-6)
 
 
 @rules
