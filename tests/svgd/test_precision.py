@@ -64,7 +64,7 @@ def test_exp_over_its_whole_range(device, dtype, lowest):
     if dtype == torch.float64:  # exp of a rounded u, in torch as well
         assert ((k[0] - exact).abs() <= (4 + 3 * u) * 2**-52 * exact).all()
     else:
-        # On CUDA weights are multiplied in two halves, whose last bit is 2^-38 of the largest weight.
+        # CUDA multiplies weights in two halves, whose last bit is 2^-38 of the largest weight.
         last_bit = 2**-38 if device == "cuda" else 0
         assert ((k[0] - exact).abs() <= (4 + 2 * u) * 2**-23 * exact + last_bit).all()
     if device == "cpu" or dtype == torch.float64:
