@@ -99,9 +99,9 @@ def write_accuracy(devices: dict) -> None:
         "",
         "Written by `python -m benchmarks.report` from the rows in `benchmarks/results`. The error",
         "of phi, bandwidth included, relative to the norm of the float64 result. `high` is the",
-        "default; it and `medium` differ from `highest` on CUDA only, and there above 2048",
-        "particles. `eager` forms all differences in PyTorch, `matrix` products around the mean.",
-        "The time is that of `high` beside its time on Gaussian particles.",
+        "default; it and `medium` differ from `highest` on CUDA only. `eager` forms all",
+        "differences in PyTorch, `matrix` products around the mean. The time is that of `high`",
+        "beside its time on Gaussian particles.",
     ]
     for device, cases in devices.items():
         shown = {case: rows for case, rows in cases.items() if is_of_data(case)}

@@ -56,13 +56,14 @@ PYBIND11_MODULE(_C, module) {
          int shared_memory, int capability) {
         using namespace fused_ops;
         const DeviceLimits limits{multiprocessors, shared_memory, capability};
-        const auto type = static_cast<ScalarType>(dtype);
+        // 16-bit particles are cast to float32.
+        const bool single = static_cast<ScalarType>(dtype) != ScalarType::float64;
+        const ScalarType type = single ? ScalarType::float32 : ScalarType::float64;
         const SvgdParticles particles{type, count, dim, nullptr, dim};
         const bool small = svgd_small_policy(particles, multiprocessors, shared_memory).bands > 0;
         const StreamPolicy stream =
             choose_stream_policy(count, dim, static_cast<SteinKernel>(kernel),
                                  static_cast<Precision>(precision), limits);
-        const bool single = type != ScalarType::float64;
         const SvgdForm median = choose_median_form(svgd_policy(particles, limits), small);
         const SvgdForm update = choose_update_form(count, single, stream, small);
         py::dict result;

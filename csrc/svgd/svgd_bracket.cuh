@@ -82,11 +82,10 @@ using WarpDifferences = float[kWarpSize][kDimBlock + 1];
 // The squared distance of each lane's pair (i, j), in lanes whose bit is set in `wanted`. Lanes
 // read the coordinates of a pair together, and then add up one pair each, as the order of the terms
 // demands.
-template <typename scalar>
 __device__ inline float warp_distances(const SvgdParticles& particles, unsigned wanted, int64_t i,
                                        int64_t j, WarpDifferences& rows) {
   static_assert(kDimBlock == kWarpSize);
-  const auto* data = static_cast<const scalar*>(particles.data);
+  const auto* data = static_cast<const float*>(particles.data);
   const int lane = threadIdx.x % kWarpSize;
   float distance = 0;
   for (int64_t d = 0; d < particles.dim; d += kDimBlock) {
@@ -96,8 +95,8 @@ __device__ inline float warp_distances(const SvgdParticles& particles, unsigned 
       const int64_t pair_i = __shfl_sync(0xffffffffu, i, pair);
       const int64_t pair_j = __shfl_sync(0xffffffffu, j, pair);
       if (inside && (wanted >> pair & 1) != 0) {
-        rows[pair][lane] = to_accumulate(data[pair_i * particles.stride + d + lane]) -
-                           to_accumulate(data[pair_j * particles.stride + d + lane]);
+        rows[pair][lane] =
+            data[pair_i * particles.stride + d + lane] - data[pair_j * particles.stride + d + lane];
       }
     }
     __syncwarp();

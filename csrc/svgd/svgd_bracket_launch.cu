@@ -82,11 +82,10 @@ cudaError_t launch_tensor_count(const BracketTask& task, int shares, cudaStream_
   return cudaGetLastError();
 }
 
-template <typename scalar>
 cudaError_t launch_direct_count(const BracketTask& task, cudaStream_t stream) {
   static_assert(sizeof(CountShared) <= direct_count_shared(1));
   static_assert(sizeof(CountShared) + sizeof(CountSums) <= direct_count_shared(kDimBlock + 1));
-  constexpr auto kernel = svgd_direct_count<scalar>;
+  constexpr auto kernel = svgd_direct_count;
   const cudaError_t error = allow_shared_memory<kernel>();
   if (error != cudaSuccess) return error;
   kernel<<<task.direct_blocks, kTileThreads, count_shared_bytes(task.particles.dim), stream>>>(
@@ -95,7 +94,6 @@ cudaError_t launch_direct_count(const BracketTask& task, cudaStream_t stream) {
 }
 
 // The radix passes, which return at once unless the bracket missed.
-template <typename scalar>
 cudaError_t launch_radix(const BracketMemory& memory, const SvgdPolicy& policy,
                          cudaStream_t stream) {
   const BracketTask& bracket = memory.task;
@@ -107,20 +105,19 @@ cudaError_t launch_radix(const BracketMemory& memory, const SvgdPolicy& policy,
   if (error != cudaSuccess) return error;
   for (int digit = 0; digit < kSampleDigits; ++digit) {
     const int blocks = digit == 0 ? policy.first_count.blocks : policy.count.blocks;
-    svgd_count<scalar, 4><<<blocks, kTileThreads, 0, stream>>>(task, digit);
+    svgd_count<float, 4><<<blocks, kTileThreads, 0, stream>>>(task, digit);
   }
   if (ranks.upper > ranks.lower) {
-    svgd_next_above<scalar, 4><<<policy.count.blocks, kTileThreads, 0, stream>>>(task);
+    svgd_next_above<float, 4><<<policy.count.blocks, kTileThreads, 0, stream>>>(task);
   }
   return cudaGetLastError();
 }
 
-template <typename scalar>
 cudaError_t launch_all(BracketMemory& memory, const SvgdPolicy& policy, const DeviceLimits& limits,
                        cudaStream_t stream) {
   BracketTask& task = memory.task;
-  cudaError_t error = launch_cooperative(svgd_sample<scalar>, task,
-                                         cooperative_blocks(task.sample_size, limits), stream);
+  cudaError_t error =
+      launch_cooperative(svgd_sample, task, cooperative_blocks(task.sample_size, limits), stream);
   if (error != cudaSuccess) return error;
   if (task.tensor_cores) {
     dispatch_padded_dim(task.split.padded_dim, [&](auto dim) {
@@ -128,12 +125,12 @@ cudaError_t launch_all(BracketMemory& memory, const SvgdPolicy& policy, const De
     });
     if (error != cudaSuccess) return error;
   }
-  error = launch_direct_count<scalar>(task, stream);
+  error = launch_direct_count(task, stream);
   if (error != cudaSuccess) return error;
   // A few keys to a thread.
-  error = launch_cooperative(svgd_select<scalar>, task,
-                             cooperative_blocks(task.capacity / 4, limits), stream);
-  return error == cudaSuccess ? launch_radix<scalar>(memory, policy, stream) : error;
+  error =
+      launch_cooperative(svgd_select, task, cooperative_blocks(task.capacity / 4, limits), stream);
+  return error == cudaSuccess ? launch_radix(memory, policy, stream) : error;
 }
 
 }  // namespace
@@ -153,9 +150,7 @@ cudaError_t launch_svgd_bracket(const SvgdParticles& particles, const SplitParti
   BracketMemory memory = make_task(particles, rule, policy, limits, parts);
   memory.task.split = split;
   memory.task.bandwidth = bandwidth;
-  return dispatch_single(particles.type, [&](auto* pointer) {
-    return launch_all<std::remove_pointer_t<decltype(pointer)>>(memory, policy, limits, stream);
-  });
+  return launch_all(memory, policy, limits, stream);
 }
 
 }  // namespace fused_ops

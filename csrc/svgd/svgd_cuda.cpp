@@ -8,6 +8,7 @@
 #include "common/cuda_launch.h"
 #include "svgd/svgd_arguments.h"
 #include "svgd/svgd_bracket_launch.h"
+#include "svgd/svgd_cast.h"
 #include "svgd/svgd_launch.h"
 #include "svgd/svgd_small_launch.h"
 #include "svgd/svgd_split.h"
@@ -24,16 +25,38 @@ SvgdForm checked_form(int64_t form) {
   return static_cast<SvgdForm>(form);
 }
 
+// A matrix as the kernels take it: 16-bit elements in a float32 copy.
+struct WideMatrix {
+  WideMatrix(const Tensor& like, ScalarType type, const void* matrix, int64_t count, int64_t dim,
+             int64_t rows_apart, cudaStream_t stream)
+      : type(type), data(matrix), stride(rows_apart) {
+    if (element_size(type) != 2) return;
+    copy = new_tensor(like, {count, dim}, accumulate_dtype(type));
+    auto* wide = static_cast<float*>(copy->mutable_data_ptr());
+    check_cuda(launch_svgd_widen(type, matrix, count, dim, stride, wide, stream));
+    this->type = ScalarType::float32;
+    data = wide;
+    stride = dim;
+  }
+
+  ScalarType type;
+  const void* data;
+  int64_t stride;
+  std::optional<Tensor> copy;
+};
+
 // The launches of one call, in their order. Scratch memory may be freed when the call returns: the
 // allocator hands it out again on the same stream only.
 struct SvgdLaunches {
   SvgdLaunches(const Tensor& like, const SvgdParticles& matrix, int64_t form)
       : context(like),
         tensor(like),
-        particles(matrix),
+        wide(like, matrix.type, matrix.data, matrix.count, matrix.dim, matrix.stride,
+             context.stream),
+        particles{wide.type, matrix.count, matrix.dim, wide.data, wide.stride},
         limits(context.limits()),
-        small(svgd_small_policy(matrix, limits.multiprocessors, limits.shared_memory)),
-        policy(svgd_policy(matrix, limits)),
+        small(svgd_small_policy(particles, limits.multiprocessors, limits.shared_memory)),
+        policy(svgd_policy(particles, limits)),
         forced(checked_form(form)) {
     const bool many = policy.bracket.sample_size > 0;
     const bool possible = forced == SvgdForm::automatic || forced == SvgdForm::tiles ||
@@ -77,6 +100,27 @@ struct SvgdLaunches {
 
   // With a `rule` the bandwidth is its, else the update's.
   void update(SvgdUpdate update, std::optional<BandwidthRule> rule) {
+    const ScalarType type = update.particles.type;
+    const WideMatrix score(tensor, type, update.score, particles.count, particles.dim,
+                           update.score_stride, context.stream);
+    void* const result = update.result;
+    std::optional<Tensor> wide_result;
+    if (score.copy) {
+      wide_result = new_tensor(tensor, {particles.count, particles.dim}, accumulate_dtype(type));
+      update.result = wide_result->mutable_data_ptr();
+    }
+    update.particles = particles;
+    update.score = score.data;
+    update.score_stride = score.stride;
+    update_wide(update, rule);
+    if (wide_result) {
+      check_cuda(launch_svgd_narrow(type, static_cast<const float*>(update.result),
+                                    particles.count * particles.dim, result, context.stream));
+    }
+  }
+
+ private:
+  void update_wide(SvgdUpdate update, std::optional<BandwidthRule> rule) {
     const bool single = particles.type != ScalarType::float64;
     const StreamPolicy stream = choose_stream_policy(particles.count, particles.dim, update.kernel,
                                                      update.precision, limits);
@@ -98,7 +142,6 @@ struct SvgdLaunches {
     update_streamed(update, stream, form == SvgdForm::products);
   }
 
- private:
   void update_tiles(const SvgdUpdate& update) {
     // Each chunk of dimensions would compute them again.
     if (!distances && policy.store_distances && particles.dim > policy.chunk) {
@@ -131,6 +174,7 @@ struct SvgdLaunches {
 
   CudaContext context;
   Tensor tensor;
+  WideMatrix wide;
   SvgdParticles particles;
   DeviceLimits limits;
   SvgdSmallPolicy small;
@@ -160,9 +204,12 @@ Tensor svgd_update(Tensor particles, Tensor score, std::optional<Tensor> bandwid
 Tensor svgd_distances(Tensor particles) {
   const CudaContext context(particles);
   const Rows rows = svgd_rows(particles);
-  const SvgdParticles matrix = svgd_particles(rows);
+  SvgdParticles matrix = svgd_particles(rows);
   Tensor result =
       new_tensor(particles, {matrix.count, matrix.count}, accumulate_dtype(matrix.type));
+  const WideMatrix wide(particles, matrix.type, matrix.data, matrix.count, matrix.dim,
+                        matrix.stride, context.stream);
+  matrix = {wide.type, matrix.count, matrix.dim, wide.data, wide.stride};
   check_cuda(launch_svgd_distances(matrix, result.mutable_data_ptr(), context.stream));
   return result;
 }

@@ -41,12 +41,11 @@ struct PairPatch {
 
 // Coordinates [d, d + kDimBlock) of 128 particles; past the last particle it repeats that one,
 // which nothing uses.
-template <typename scalar>
 __device__ inline void load_pair_tile(const SvgdParticles& particles, int64_t first, int64_t d,
                                       CoordinateTile<float, kPairTile>& tile) {
   const int k = threadIdx.x % kDimBlock;
   if (d + k >= particles.dim) return;
-  const auto* data = static_cast<const scalar*>(particles.data) + first * particles.stride + d + k;
+  const auto* data = static_cast<const float*>(particles.data) + first * particles.stride + d + k;
   const auto last = static_cast<int>(min(particles.count - 1 - first, int64_t{kPairTile}));
   constexpr int step = kTileThreads / kDimBlock * 4;
 #pragma unroll
@@ -55,22 +54,21 @@ __device__ inline void load_pair_tile(const SvgdParticles& particles, int64_t fi
     Vector<float, 4> values;
 #pragma unroll
     for (int index = 0; index < 4; ++index) {
-      values.value[index] = to_accumulate(data[min(row + index, last) * particles.stride]);
+      values.value[index] = data[min(row + index, last) * particles.stride];
     }
     store<4>(&tile.at[k][row], values);
   }
 }
 
 // The patch of distances of a tile, with the bits of tile_distances. Ends in a barrier.
-template <typename scalar>
 __device__ inline void pair_distances(const SvgdParticles& particles, int64_t first_i,
                                       int64_t first_j, CountShared& shared,
                                       float (&sums)[kPairPatch][kPairPatch]) {
   const PairPatch patch;
   auto& totals = *reinterpret_cast<CountSums*>(&shared + 1);
   for (int64_t d = 0; d < particles.dim; d += kDimBlock) {
-    load_pair_tile<scalar>(particles, first_i, d, shared.i);
-    load_pair_tile<scalar>(particles, first_j, d, shared.j);
+    load_pair_tile(particles, first_i, d, shared.i);
+    load_pair_tile(particles, first_j, d, shared.j);
     __syncthreads();
 #pragma unroll
     for (int a = 0; a < kPairPatch; ++a) {
@@ -207,8 +205,7 @@ __device__ inline void visit_patch(const BracketTask& task,
   if (threadIdx.x == 0) shared.listed = 0;
 }
 
-template <typename scalar>
-__global__ void __launch_bounds__(kTileThreads, 2)
+static __global__ void __launch_bounds__(kTileThreads, 2)
     svgd_direct_count(const __grid_constant__ BracketTask task) {
   extern __shared__ __align__(16) char memory[];
   __shared__ Sum<double> sums[kTileThreads / kWarpSize];
@@ -227,7 +224,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     float distances[kPairPatch][kPairPatch];
     const int64_t first_i = column * kPairTile;
     const int64_t first_j = row * kPairTile;
-    pair_distances<scalar>(task.particles, first_i, first_j, shared, distances);
+    pair_distances(task.particles, first_i, first_j, shared, distances);
     if (row == column || first_j + kPairTile > task.particles.count) {
       mask_patch(task.particles, first_i, first_j, distances);
     }

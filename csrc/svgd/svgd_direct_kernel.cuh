@@ -58,7 +58,7 @@ __device__ inline void add_centred(const DirectShared& shared, float (&sums)[kRo
 
 // x_i of `rows` rows of a thread's patch, loaded for each tile: kept, it would cost a second block
 // its registers.
-template <typename scalar, int rows>
+template <int rows>
 __device__ inline void load_patch(const SvgdParticles& particles, int64_t first_i, int64_t first_d,
                                   float (&x)[rows][kColumns]) {
 #pragma unroll
@@ -67,20 +67,19 @@ __device__ inline void load_patch(const SvgdParticles& particles, int64_t first_
     for (int b = 0; b < kColumns; ++b) {
       const int64_t row = first_i + a < particles.count ? first_i + a : particles.count - 1;
       const int64_t column = first_d + b < particles.dim ? first_d + b : particles.dim - 1;
-      x[a][b] = to_accumulate(
-          static_cast<const scalar*>(particles.data)[row * particles.stride + column]);
+      x[a][b] = static_cast<const float*>(particles.data)[row * particles.stride + column];
     }
   }
 }
 
 // Rows [part, part + 4) of the patch: all eight at once would spill.
-template <typename scalar, int chunk, DirectForm form>
+template <int chunk, DirectForm form>
 __device__ inline void add_differences(const DirectShared& shared, const SvgdParticles& particles,
                                        int64_t first_i, int64_t first_d, float repulsion, int part,
                                        float (&sums)[kRows][kColumns]) {
   const DirectResult<chunk> result;
   float x[4][kColumns];
-  load_patch<scalar>(particles, first_i + result.i + part, first_d + result.d, x);
+  load_patch(particles, first_i + result.i + part, first_d + result.d, x);
   float tile_sums[4][kColumns] = {};
 #pragma unroll 2
   for (int j = result.group; j < kDirectSource; j += DirectResult<chunk>::groups) {
@@ -163,7 +162,7 @@ __device__ inline bool direct_is_idle(const DirectTask& task) {
 }
 
 // gridDim: tiles of particles i times chunks of dimensions; splits of particles j.
-template <typename scalar, int chunk, DirectForm form>
+template <int chunk, DirectForm form>
 __global__ void __launch_bounds__(kDirectThreads, 2)
     svgd_direct(const __grid_constant__ DirectTask task) {
   extern __shared__ char memory[];
@@ -186,18 +185,18 @@ __global__ void __launch_bounds__(kDirectThreads, 2)
   const int64_t end = limit < particles.count ? limit : particles.count;
   for (int64_t first_j = begin; first_j < end; first_j += kDirectSource) {
     float distances[kRows][kColumns];
-    direct_distances<scalar>(particles, first_i, first_j, first_j == begin, shared, distances);
+    direct_distances(particles, first_i, first_j, first_j == begin, shared, distances);
     direct_weights<form>(distances, scale, particles.count - first_j, shared, row_sums);
     __syncthreads();  // the coordinates give their place to the values
-    load_values<scalar, chunk, form>(task, first_j, first_d, scale.repulsion, shared);
+    load_values<chunk, form>(task, first_j, first_d, scale.repulsion, shared);
     __syncthreads();
     if constexpr (form == DirectForm::products) {
       add_centred<chunk>(shared, sums);
     } else {
 #pragma unroll
       for (int part = 0; part < kRows; part += 4) {
-        add_differences<scalar, chunk, form>(shared, particles, first_i, first_d, scale.repulsion,
-                                             part, sums);
+        add_differences<chunk, form>(shared, particles, first_i, first_d, scale.repulsion, part,
+                                     sums);
       }
     }
     __syncthreads();
@@ -207,7 +206,7 @@ __global__ void __launch_bounds__(kDirectThreads, 2)
   if constexpr (DirectResult<chunk>::groups > 1) reduce_groups<chunk>(shared, sums);
   if (result.group != 0) return;
   float x[kRows][kColumns];
-  load_patch<scalar>(particles, first_i + result.i, first_d + result.d, x);
+  load_patch(particles, first_i + result.i, first_d + result.d, x);
 #pragma unroll
   for (int a = 0; a < kRows; ++a) {
 #pragma unroll
@@ -220,7 +219,7 @@ __global__ void __launch_bounds__(kDirectThreads, 2)
         sum += scale.repulsion * (x[a][b] - task.mean[column]) * shared.i[0][result.i + a];
       }
       if (task.splits == 1) {
-        store_result<scalar>(update, row, column, sum);
+        store_result(update, row, column, sum);
       } else {
         task.partial[(blockIdx.y * particles.count + row) * particles.dim + column] = sum;
       }
@@ -228,8 +227,7 @@ __global__ void __launch_bounds__(kDirectThreads, 2)
   }
 }
 
-template <typename scalar>
-__global__ void __launch_bounds__(kDirectThreads)
+static __global__ void __launch_bounds__(kDirectThreads)
     svgd_direct_combine(const __grid_constant__ DirectTask task) {
   if (task.state != nullptr && task.state->direct == 0) return;
   const int64_t dim = task.update.particles.dim;
@@ -239,7 +237,7 @@ __global__ void __launch_bounds__(kDirectThreads)
        index += stride) {
     float sum = 0;
     for (int split = 0; split < task.splits; ++split) sum += task.partial[split * size + index];
-    store_result<scalar>(task.update, index / dim, index % dim, sum);
+    store_result(task.update, index / dim, index % dim, sum);
   }
 }
 

@@ -53,7 +53,7 @@ struct DirectPatch {
 
 // Coordinates [d, d + kDirectDepth) of particles [first, first + rows). Past the last particle it
 // repeats that one, which needs no branch between the loads: nothing uses those rows.
-template <typename scalar, int rows, int stride>
+template <int rows, int stride>
 __device__ inline void load_direct(const SvgdParticles& particles, int64_t first, int64_t d,
                                    float (&tile)[kDirectDepth][stride]) {
   constexpr int step = kDirectThreads / kDirectDepth;
@@ -62,33 +62,32 @@ __device__ inline void load_direct(const SvgdParticles& particles, int64_t first
   const int64_t left = particles.dim - d;
   const int k = threadIdx.x % kDirectDepth;
   if (k >= left) return;
-  const auto* data = static_cast<const scalar*>(particles.data) + d + k;
+  const auto* data = static_cast<const float*>(particles.data) + d + k;
   const auto last = static_cast<int>(min(particles.count - 1 - first, int64_t{rows}));
   data += first * particles.stride;
   for (int begin = threadIdx.x / kDirectDepth; begin < rows; begin += step * batch) {
-    scalar value[batch];
+    float value[batch];
 #pragma unroll
     for (int index = 0; index < batch; ++index) {
       value[index] = data[min(begin + index * step, last) * particles.stride];
     }
 #pragma unroll
     for (int index = 0; index < batch; ++index) {
-      tile[k][begin + index * step] = to_accumulate(value[index]);
+      tile[k][begin + index * step] = value[index];
     }
   }
 }
 
 // Leaves the distances of a tile in `distances`. Ends without a barrier.
-template <typename scalar>
 __device__ inline void direct_distances(const SvgdParticles& particles, int64_t first_i,
                                         int64_t first_j, bool first_tile, DirectShared& shared,
                                         float (&distances)[kRows][kColumns]) {
   const DirectPatch patch;
   for (int64_t d = 0; d < particles.dim; d += kDirectDepth) {
     if (first_tile || particles.dim > kDirectDepth) {
-      load_direct<scalar, kDirectTile>(particles, first_i, d, shared.i);
+      load_direct<kDirectTile>(particles, first_i, d, shared.i);
     }
-    load_direct<scalar, kDirectSource>(particles, first_j, d, shared.j);
+    load_direct<kDirectSource>(particles, first_j, d, shared.j);
     __syncthreads();
     const int64_t left = particles.dim - d;
     const int depth = left < kDirectDepth ? static_cast<int>(left) : kDirectDepth;
@@ -158,13 +157,13 @@ __device__ inline void direct_weights(const float (&distances)[kRows][kColumns],
 }
 
 // V of a tile, or its scores and particles.
-template <typename scalar, int chunk, DirectForm form>
+template <int chunk, DirectForm form>
 __device__ inline void load_values(const DirectTask& task, int64_t first, int64_t d,
                                    float repulsion, DirectShared& shared) {
   constexpr bool centred = form == DirectForm::products;
   const SvgdParticles& particles = task.update.particles;
-  const auto* x = static_cast<const scalar*>(particles.data);
-  const auto* s = static_cast<const scalar*>(task.update.score);
+  const auto* x = static_cast<const float*>(particles.data);
+  const auto* s = static_cast<const float*>(task.update.score);
   constexpr int step = kDirectThreads / chunk;
   constexpr int each = kDirectSource / step > 0 ? kDirectSource / step : 1;
   constexpr int batch = each < 8 ? each : 8;  // rows in flight
@@ -176,7 +175,7 @@ __device__ inline void load_values(const DirectTask& task, int64_t first, int64_
   s += first * task.update.score_stride + column;
   const float mean = centred ? task.mean[column] : 0.0f;
   for (int begin = threadIdx.x / chunk; begin < kDirectSource; begin += step * batch) {
-    scalar x_j[batch], score[batch];
+    float x_j[batch], score[batch];
 #pragma unroll
     for (int index = 0; index < batch; ++index) {
       const int row = min(begin + index * step, last);
@@ -188,8 +187,8 @@ __device__ inline void load_values(const DirectTask& task, int64_t first, int64_
       // Zero past the end, where K is zero: with infinity in a repeated row it would be NaN.
       const int j = begin + index * step;
       const bool inside = j <= last && column_inside;
-      const float particle = inside ? to_accumulate(x_j[index]) : 0.0f;
-      const float value = inside ? to_accumulate(score[index]) : 0.0f;
+      const float particle = inside ? x_j[index] : 0.0f;
+      const float value = inside ? score[index] : 0.0f;
       if constexpr (!centred) shared.particles[j][k] = particle;
       shared.values[j][k] = centred && inside ? fmaf(-repulsion, particle - mean, value) : value;
     }

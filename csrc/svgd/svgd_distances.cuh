@@ -22,22 +22,22 @@ struct alignas(kTilePad * sizeof(T)) CoordinateTile {
 };
 
 // Coordinates [d, d + kDimBlock) of particles [first, first + rows), zero past either end.
-template <int rows, typename scalar, typename T>
+template <int rows, typename T>
 __device__ inline void load_coordinates(const SvgdParticles& particles, int64_t first, int64_t d,
                                         CoordinateTile<T, rows>& tile) {
-  const auto* data = static_cast<const scalar*>(particles.data);
+  const auto* data = static_cast<const T*>(particles.data);
 #pragma unroll
   for (int index = threadIdx.x; index < rows * kDimBlock; index += kTileThreads) {
     const int row = index / kDimBlock;
     const int k = index % kDimBlock;
     const bool inside = first + row < particles.count && d + k < particles.dim;
-    tile.at[k][row] = inside ? to_accumulate(data[(first + row) * particles.stride + d + k]) : T(0);
+    tile.at[k][row] = inside ? data[(first + row) * particles.stride + d + k] : T(0);
   }
 }
 
 // distances[a][b] is that of particles first_i + I * (thread / 16) + a and
 // first_j + J * (thread % 16) + b. All threads of the block must call it; it ends in a barrier.
-template <typename scalar, int I, int J, typename T>
+template <int I, int J, typename T>
 __device__ inline void tile_distances(const SvgdParticles& particles, int64_t first_i,
                                       int64_t first_j, CoordinateTile<T, 16 * I>& tile_i,
                                       CoordinateTile<T, 16 * J>& tile_j, T (&distances)[I][J]) {
@@ -49,8 +49,8 @@ __device__ inline void tile_distances(const SvgdParticles& particles, int64_t fi
     for (int b = 0; b < J; ++b) distances[a][b] = T(0);
   }
   for (int64_t d = 0; d < particles.dim; d += kDimBlock) {
-    load_coordinates<16 * I, scalar>(particles, first_i, d, tile_i);
-    load_coordinates<16 * J, scalar>(particles, first_j, d, tile_j);
+    load_coordinates<16 * I>(particles, first_i, d, tile_i);
+    load_coordinates<16 * J>(particles, first_j, d, tile_j);
     __syncthreads();
     T sums[I][J] = {};
     const int64_t left = particles.dim - d;
@@ -130,17 +130,15 @@ __device__ inline void store_distances(T* matrix, int64_t count, int64_t first_i
 }
 
 // Fills a (count, count) matrix, a 64 x 64 tile on or above the diagonal to a block.
-template <typename scalar>
+template <typename T>
 __global__ void __launch_bounds__(kTileThreads)
-    svgd_distances(const __grid_constant__ SvgdParticles particles,
-                   typename AccumulateType<scalar>::type* matrix) {
-  using T = typename AccumulateType<scalar>::type;
+    svgd_distances(const __grid_constant__ SvgdParticles particles, T* matrix) {
   __shared__ CoordinateTile<T, 64> tile_i, tile_j;
   if (blockIdx.x < blockIdx.y) return;
   T distances[4][4];
   const int64_t first_i = int64_t{blockIdx.y} * 64;
   const int64_t first_j = int64_t{blockIdx.x} * 64;
-  tile_distances<scalar>(particles, first_i, first_j, tile_i, tile_j, distances);
+  tile_distances(particles, first_i, first_j, tile_i, tile_j, distances);
   store_distances(matrix, particles.count, first_i, first_j, distances, true);
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <type_traits>
 
+#include "svgd/svgd_dispatch.cuh"
 #include "svgd/svgd_launch.h"
 #include "svgd/svgd_median_kernel.cuh"
 #include "svgd/svgd_update_kernel.cuh"
@@ -8,15 +9,14 @@
 namespace fused_ops {
 namespace {
 
-template <typename scalar, SteinKernel kernel>
+template <typename T, SteinKernel kernel>
 void launch_update(const UpdateTask& task, const SvgdPolicy& policy, cudaStream_t stream) {
-  using T = typename AccumulateType<scalar>::type;
   const SvgdParticles& particles = task.update.particles;
   const int64_t tiles_i = (particles.count + kUpdateTile - 1) / kUpdateTile;
   const int64_t chunks = (particles.dim + policy.chunk - 1) / policy.chunk;
   const dim3 grid(static_cast<unsigned>(tiles_i * chunks), static_cast<unsigned>(policy.splits));
   const auto launch = [&](auto chunk) {
-    svgd_update<scalar, chunk.value, kernel><<<grid, kTileThreads, 0, stream>>>(task);
+    svgd_update<T, chunk.value, kernel><<<grid, kTileThreads, 0, stream>>>(task);
   };
   if (policy.chunk == 4) return launch(std::integral_constant<int, 4>{});
   if (policy.chunk == 16) return launch(std::integral_constant<int, 16>{});
@@ -52,11 +52,10 @@ int64_t svgd_partial_bytes(const SvgdParticles& particles, const SvgdPolicy& pol
 
 cudaError_t launch_svgd_distances(const SvgdParticles& particles, void* distances,
                                   cudaStream_t stream) {
-  return dispatch_scalar(particles.type, [&](auto* pointer) {
-    using scalar = std::remove_pointer_t<decltype(pointer)>;
-    using T = typename AccumulateType<scalar>::type;
+  return dispatch_wide(particles.type, [&](auto* pointer) {
+    using T = std::remove_pointer_t<decltype(pointer)>;
     const auto edge = static_cast<unsigned>((particles.count + 63) / 64);
-    svgd_distances<scalar>
+    svgd_distances<T>
         <<<dim3(edge, edge), kTileThreads, 0, stream>>>(particles, static_cast<T*>(distances));
     return cudaGetLastError();
   });
@@ -84,20 +83,18 @@ cudaError_t launch_svgd_bandwidth(const SvgdParticles& particles, BandwidthRule 
       launch(std::integral_constant<int, 4>{});
     }
   };
-  return dispatch_scalar(particles.type, [&](auto* pointer) {
-    using scalar = std::remove_pointer_t<decltype(pointer)>;
-    using T = typename AccumulateType<scalar>::type;
+  return dispatch_wide(particles.type, [&](auto* pointer) {
+    using T = std::remove_pointer_t<decltype(pointer)>;
     cudaMemsetAsync(scratch, 0, sizeof(MedianScratch), stream);
     for (int digit = 0; digit < DistanceKey<T>::digits; ++digit) {
       const CountPolicy& count = digit == 0 ? policy.first_count : policy.count;
       with_patch(count, [&](auto patch) {
-        svgd_count<scalar, patch.value><<<count.blocks, kTileThreads, 0, stream>>>(task, digit);
+        svgd_count<T, patch.value><<<count.blocks, kTileThreads, 0, stream>>>(task, digit);
       });
     }
     if (ranks.lower >= 0 && ranks.upper > ranks.lower) {
       with_patch(policy.count, [&](auto patch) {
-        svgd_next_above<scalar, patch.value>
-            <<<policy.count.blocks, kTileThreads, 0, stream>>>(task);
+        svgd_next_above<T, patch.value><<<policy.count.blocks, kTileThreads, 0, stream>>>(task);
       });
     }
     return cudaGetLastError();
@@ -107,18 +104,18 @@ cudaError_t launch_svgd_bandwidth(const SvgdParticles& particles, BandwidthRule 
 cudaError_t launch_svgd_update(const SvgdUpdate& update, const SvgdPolicy& policy,
                                const void* distances, void* partial, cudaStream_t stream) {
   const UpdateTask task{update, distances, partial, policy.tiles_per_split};
-  return dispatch_scalar(update.particles.type, [&](auto* pointer) {
-    using scalar = std::remove_pointer_t<decltype(pointer)>;
+  return dispatch_wide(update.particles.type, [&](auto* pointer) {
+    using T = std::remove_pointer_t<decltype(pointer)>;
     if (update.kernel == SteinKernel::rbf) {
-      launch_update<scalar, SteinKernel::rbf>(task, policy, stream);
+      launch_update<T, SteinKernel::rbf>(task, policy, stream);
     } else {
-      launch_update<scalar, SteinKernel::imq>(task, policy, stream);
+      launch_update<T, SteinKernel::imq>(task, policy, stream);
     }
     if (policy.splits > 1) {
       const int64_t size = update.particles.count * update.particles.dim;
       const auto blocks =
           static_cast<unsigned>(std::min<int64_t>((size + kTileThreads - 1) / kTileThreads, 1024));
-      svgd_update_combine<scalar><<<blocks, kTileThreads, 0, stream>>>(task, policy.splits);
+      svgd_update_combine<T><<<blocks, kTileThreads, 0, stream>>>(task, policy.splits);
     }
     return cudaGetLastError();
   });

@@ -175,7 +175,7 @@ __device__ inline void finish_median(const MedianTask& task) {
 
 // Calls `visit(d2, is a pair i < j)` for the pairs of this block's tiles of 16 patches a side, and
 // `after()` after each tile. Where the distances are kept, the first pass stores them.
-template <typename scalar, int patch, typename T, typename Visit, typename After>
+template <typename T, int patch, typename Visit, typename After>
 __device__ inline void for_each_pair(const MedianTask& task, bool first_pass, Visit visit,
                                      After after) {
   constexpr int tile = 16 * patch;
@@ -190,7 +190,7 @@ __device__ inline void for_each_pair(const MedianTask& task, bool first_pass, Vi
     if (matrix != nullptr && !first_pass) {
       stored_distances(matrix, task.particles.count, column * tile, row * tile, distances);
     } else {
-      tile_distances<scalar>(task.particles, column * tile, row * tile, tile_i, tile_j, distances);
+      tile_distances(task.particles, column * tile, row * tile, tile_i, tile_j, distances);
       if (matrix != nullptr) {
         store_distances(matrix, task.particles.count, column * tile, row * tile, distances, false);
       }
@@ -208,10 +208,9 @@ __device__ inline void for_each_pair(const MedianTask& task, bool first_pass, Vi
   }
 }
 
-template <typename scalar, int patch>
+template <typename T, int patch>
 __global__ void __launch_bounds__(kTileThreads)
     svgd_count(const __grid_constant__ MedianTask task, int digit) {
-  using T = typename AccumulateType<scalar>::type;
   using Key = DistanceKey<T>;
   __shared__ unsigned histogram[kBins];
   if (task.wanted != nullptr && *task.wanted == 0) return;
@@ -233,7 +232,7 @@ __global__ void __launch_bounds__(kTileThreads)
   double sum = 0;
   bool nan = false;
   int tiles = 0;
-  for_each_pair<scalar, patch, T>(
+  for_each_pair<T, patch>(
       task, digit == 0,
       [&](T distance, bool counts) {
         if (distance != distance) {  // its bits would not order
@@ -273,16 +272,15 @@ __global__ void __launch_bounds__(kTileThreads)
   if (digit == Key::digits - 1 && !mean_of_two) finish_median<T>(task);
 }
 
-template <typename scalar, int patch>
+template <typename T, int patch>
 __global__ void __launch_bounds__(kTileThreads)
     svgd_next_above(const __grid_constant__ MedianTask task) {
-  using T = typename AccumulateType<scalar>::type;
   using Key = DistanceKey<T>;
   if (task.wanted != nullptr && *task.wanted == 0) return;
   MedianScratch& scratch = *task.scratch;
   const Count value = scratch.prefix;
   Count complement = 0;
-  for_each_pair<scalar, patch, T>(
+  for_each_pair<T, patch>(
       task, false,
       [&](T distance, bool counts) {
         const Count key = Key::of(distance);

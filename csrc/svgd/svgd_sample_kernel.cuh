@@ -55,8 +55,7 @@ __device__ inline void settle_bracket(const BracketTask& task) {
   }
 }
 
-template <typename scalar>
-__global__ void __launch_bounds__(kTileThreads)
+static __global__ void __launch_bounds__(kTileThreads)
     svgd_sample(const __grid_constant__ BracketTask task) {
   union Shared {
     WarpDifferences differences[kTileThreads / kWarpSize];
@@ -76,7 +75,7 @@ __global__ void __launch_bounds__(kTileThreads)
     int64_t i, j;
     sample_pair(at, task.particles.count, i, j);
     auto& differences = shared.differences[threadIdx.x / kWarpSize];
-    const float distance = warp_distances<scalar>(task.particles, ~0u, i, j, differences);
+    const float distance = warp_distances(task.particles, ~0u, i, j, differences);
     task.sample[at] = __float_as_uint(distance);
   }
   grid.barrier_wait(std::move(cleared));

@@ -38,7 +38,7 @@ struct DoubtfulRange {
 };
 
 // Calls `visit` for this thread's keys.
-template <typename scalar, typename Visit>
+template <typename Visit>
 __device__ inline void for_each_listed(const BracketTask& task, int64_t size,
                                        const DoubtfulRange& doubtful, WarpDifferences& differences,
                                        Visit visit) {
@@ -49,8 +49,7 @@ __device__ inline void for_each_listed(const BracketTask& task, int64_t size,
     const unsigned wanted = __ballot_sync(0xffffffffu, doubtful.has(key));
     if (wanted != 0) {
       const int2 pair = doubtful.has(key) ? task.pairs[at] : int2{0, 0};
-      const float distance =
-          warp_distances<scalar>(task.particles, wanted, pair.x, pair.y, differences);
+      const float distance = warp_distances(task.particles, wanted, pair.x, pair.y, differences);
       if (doubtful.has(key)) {
         key = __float_as_uint(distance);
         task.list[at] = key;
@@ -61,7 +60,6 @@ __device__ inline void for_each_listed(const BracketTask& task, int64_t size,
 }
 
 // A histogram of the list in device memory, complete after the barrier in it.
-template <typename scalar>
 __device__ inline void count_listed(const BracketTask& task, int64_t size, bool with_ties,
                                     const SelectRange& range, const DoubtfulRange& doubtful,
                                     WarpDifferences& differences, unsigned* histogram,
@@ -71,7 +69,7 @@ __device__ inline void count_listed(const BracketTask& task, int64_t size, bool 
   const auto bin_of = [&](unsigned key) {
     return key < range.low ? 0u : min(((key - range.low) >> range.shift) + 1, unsigned{kBins});
   };
-  for_each_listed<scalar>(task, size, doubtful, differences, [&](unsigned key) {
+  for_each_listed(task, size, doubtful, differences, [&](unsigned key) {
     const unsigned bin = bin_of(key);
     if (bin < kBins) atomicAdd(&histogram[bin], 1u);
   });
@@ -86,14 +84,13 @@ __device__ inline void count_listed(const BracketTask& task, int64_t size, bool 
 }
 
 // The smallest key above `key` on the list and, with ties, in the bracket.
-template <typename scalar>
 __device__ inline unsigned key_above(const BracketTask& task, int64_t size, bool with_ties,
                                      unsigned key, WarpDifferences& differences) {
   Maximum complement;
   const auto merge = [&](unsigned other) {
     if (other > key && other <= kInfinityKey) complement.merge({~other});
   };
-  for_each_listed<scalar>(task, size, {}, differences, merge);
+  for_each_listed(task, size, {}, differences, merge);
   if (with_ties) {
 #pragma unroll
     for (int index = 0; index < kBracket; ++index) {
@@ -142,8 +139,7 @@ __device__ inline bool settle_products(const BracketTask& task, const RankPlace&
   return true;
 }
 
-template <typename scalar>
-__global__ void __launch_bounds__(kTileThreads)
+static __global__ void __launch_bounds__(kTileThreads)
     svgd_select(const __grid_constant__ BracketTask task) {
   __shared__ unsigned histogram[kBins];
   __shared__ WarpDifferences all_differences[kTileThreads / kWarpSize];
@@ -169,8 +165,8 @@ __global__ void __launch_bounds__(kTileThreads)
   DoubtfulRange doubtful;
   int pass = 0;
   const auto count = [&] {
-    count_listed<scalar>(task, size, direct, range, doubtful, differences, histogram,
-                         state.histograms[pass]);
+    count_listed(task, size, direct, range, doubtful, differences, histogram,
+                 state.histograms[pass]);
     return find_rank(state.histograms[pass++], rank);
   };
   if (!direct) {
@@ -194,8 +190,8 @@ __global__ void __launch_bounds__(kTileThreads)
   unsigned upper = lower;
   if (two && place.rank + 1 == place.count) {
     const RankPlace next = find_rank(state.histograms[pass - 1], rank + 1);
-    upper = next.found ? range.first_key(next.bin)
-                       : key_above<scalar>(task, size, direct, lower, differences);
+    upper =
+        next.found ? range.first_key(next.bin) : key_above(task, size, direct, lower, differences);
   }
   if (first_block) write_bandwidth(task, lower, upper);
 }

@@ -22,7 +22,6 @@ struct SmallSample {
   float origin;
   float values[rows_per_thread];
 
-  template <typename scalar>
   __device__ void load(const SvgdParticles& particles) {
     const int count = static_cast<int>(particles.count);
     dim = particles.dim < kSampleThreads ? static_cast<int>(particles.dim) : kSampleThreads;
@@ -35,13 +34,13 @@ struct SmallSample {
     if (threadIdx.x >= kSampleThreads) return;
     const int column = threadIdx.x % width;
     const int row = threadIdx.x / width;
-    const auto* data = static_cast<const scalar*>(particles.data) + (column < dim ? column : 0);
-    origin = to_accumulate(data[0]);
+    const auto* data = static_cast<const float*>(particles.data) + (column < dim ? column : 0);
+    origin = data[0];
     const int64_t stride = step * particles.stride;
     data += row * stride;
 #pragma unroll
     for (int i = 0; i < rows_per_thread; ++i) {
-      values[i] = row + i * together < rows ? to_accumulate(*data) : origin;
+      values[i] = row + i * together < rows ? *data : origin;
       data += together * stride;
     }
   }

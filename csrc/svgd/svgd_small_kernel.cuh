@@ -44,7 +44,7 @@ struct SmallShared {
 };
 
 // Finds the tile's distances and, from the median of all, the bandwidth.
-template <typename scalar, int size>
+template <int size>
 __device__ inline float small_median_bandwidth(const SmallTask& task, const SmallTile& tile,
                                                SmallFetch<size>& fetch, SmallShared<size>& shared,
                                                SmallDistances<size>& distances) {
@@ -52,13 +52,13 @@ __device__ inline float small_median_bandwidth(const SmallTask& task, const Smal
   SmallSelectShared& select = shared.search.select;
   constexpr int threads = SmallShape<size>::threads;
   SmallSample sample;
-  sample.load<scalar>(particles);
+  sample.load(particles);
   clear_scratch<threads>(task.median);
   clear_histogram<threads>(select.window, kWindowBins);
   clear_histogram<threads>(select.histogram, kSmallBins);
   sample.sum(select.columns);
   GridToken waiting;
-  small_distances<scalar>(particles, tile, fetch, shared.search.coordinates, distances, [&] {
+  small_distances(particles, tile, fetch, shared.search.coordinates, distances, [&] {
     // Earlier, it would have to wait until the scratch is clear.
     waiting = cooperative_groups::this_grid().barrier_arrive();
   });
@@ -86,7 +86,7 @@ __device__ inline float small_median_bandwidth(const SmallTask& task, const Smal
 }
 
 // Adds up the tiles' sums, `width` neighbouring elements to a thread.
-template <typename scalar, int threads, int width>
+template <int threads, int width>
 __device__ inline void add_partial(const SmallTask& task) {
   const SvgdUpdate& update = task.update;
   const int dim = static_cast<int>(update.particles.dim);
@@ -112,21 +112,21 @@ __device__ inline void add_partial(const SmallTask& task) {
     for (int i = 0; i < width; ++i) sums[i] *= share;
     if (update.step) {
       const int row = index / dim;
-      const auto* x = static_cast<const scalar*>(update.particles.data) +
+      const auto* x = static_cast<const float*>(update.particles.data) +
                       row * update.particles.stride + (index - row * dim);
 #pragma unroll
       for (int i = 0; i < width; ++i) {
-        sums[i] = to_accumulate(x[i]) + static_cast<float>(update.step_size) * sums[i];
+        sums[i] = x[i] + static_cast<float>(update.step_size) * sums[i];
       }
     }
 #pragma unroll
     for (int i = 0; i < width; ++i) {
-      static_cast<scalar*>(update.result)[index + i] = from_accumulate<scalar>(sums[i]);
+      static_cast<float*>(update.result)[index + i] = sums[i];
     }
   }
 }
 
-template <typename scalar, int size, SteinKernel kernel>
+template <int size, SteinKernel kernel>
 __global__ void __launch_bounds__(SmallShape<size>::threads, 1)
     svgd_small(const __grid_constant__ SmallTask task) {
   extern __shared__ uint4 memory[];
@@ -134,29 +134,29 @@ __global__ void __launch_bounds__(SmallShape<size>::threads, 1)
   const SvgdUpdate& update = task.update;
   const SmallTile tile = small_tile(blockIdx.x, task.bands);
   SmallFetch<size> fetch;
-  fetch.template load<scalar>(update.particles, tile, 0);
+  fetch.load(update.particles, tile, 0);
   SmallDistances<size> distances;
   float bandwidth;
   if (task.select) {
-    bandwidth = small_median_bandwidth<scalar>(task, tile, fetch, shared, distances);
+    bandwidth = small_median_bandwidth(task, tile, fetch, shared, distances);
     if (task.bandwidth != nullptr && blockIdx.x == 0 && threadIdx.x == 0) {
       *task.bandwidth = bandwidth;
     }
     if (!task.apply) return;
   } else {
-    small_distances<scalar>(update.particles, tile, fetch, shared.search.coordinates, distances,
-                            [] { __syncthreads(); });
+    small_distances(update.particles, tile, fetch, shared.search.coordinates, distances,
+                    [] { __syncthreads(); });
     bandwidth = update.bandwidth != nullptr ? *static_cast<const float*>(update.bandwidth)
                                             : static_cast<float>(update.bandwidth_number);
   }
-  small_phi<scalar, kernel>(update, tile, distances, bandwidth, task.partial, shared.phi);
+  small_phi<kernel>(update, tile, distances, bandwidth, task.partial, shared.phi);
   cooperative_groups::this_grid().sync();
   constexpr int threads = SmallShape<size>::threads;
   if (update.particles.dim % 2 == 0 &&
       gridDim.x * threads * 2 <= update.particles.count * update.particles.dim) {
-    add_partial<scalar, threads, 2>(task);
+    add_partial<threads, 2>(task);
   } else {
-    add_partial<scalar, threads, 1>(task);
+    add_partial<threads, 1>(task);
   }
 }
 

@@ -28,10 +28,10 @@ int small_shared_bytes(int patch) {
   return with_patch(patch, [](auto value) { return static_cast<int>(sizeof(SmallShared<value>)); });
 }
 
-template <typename scalar, int size, SteinKernel kernel>
+template <int size, SteinKernel kernel>
 cudaError_t launch_kernel(const SmallTask& task, int blocks, cudaStream_t stream) {
   constexpr int bytes = sizeof(SmallShared<size>);
-  auto* function = svgd_small<scalar, size, kernel>;
+  auto* function = svgd_small<size, kernel>;
   const cudaError_t error =
       cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
@@ -47,19 +47,11 @@ cudaError_t launch(SmallTask& task, const SvgdSmallPolicy& policy, void* scratch
   task.partial_means = reinterpret_cast<double*>(task.median + 1);
   // An even number of doubles keeps the sums aligned to 16 bytes.
   task.partial = reinterpret_cast<float*>(task.partial_means + (policy.blocks() + 1) / 2 * 2);
-  return dispatch_scalar(task.update.particles.type, [&](auto* pointer) {
-    using scalar = std::remove_pointer_t<decltype(pointer)>;
-    if constexpr (std::is_same_v<scalar, double>) {
-      return cudaErrorInvalidValue;
-    } else {
-      return with_patch(policy.patch, [&](auto patch) {
-        if (task.update.kernel == SteinKernel::rbf) {
-          return launch_kernel<scalar, patch.value, SteinKernel::rbf>(task, policy.blocks(),
-                                                                      stream);
-        }
-        return launch_kernel<scalar, patch.value, SteinKernel::imq>(task, policy.blocks(), stream);
-      });
+  return with_patch(policy.patch, [&](auto patch) {
+    if (task.update.kernel == SteinKernel::rbf) {
+      return launch_kernel<patch.value, SteinKernel::rbf>(task, policy.blocks(), stream);
     }
+    return launch_kernel<patch.value, SteinKernel::imq>(task, policy.blocks(), stream);
   });
 }
 
@@ -67,7 +59,7 @@ cudaError_t launch(SmallTask& task, const SvgdSmallPolicy& policy, void* scratch
 
 SvgdSmallPolicy svgd_small_policy(const SvgdParticles& particles, int multiprocessors,
                                   int shared_bytes, int patch) {
-  if (particles.type == ScalarType::float64 || particles.count < 2 ||
+  if (particles.type != ScalarType::float32 || particles.count < 2 ||
       particles.count > kSmallMaxCount || particles.dim < 1 || particles.dim > kSmallMaxDim) {
     return {0, 0};
   }

@@ -224,7 +224,7 @@ __device__ inline void store_sums(const SmallSums<size>& sums, float* rows, int 
 
 // Writes the tile's sums for its bands to `partial`, (bands, count, dim): what band p receives from
 // band q lies in slot q.
-template <typename scalar, SteinKernel kernel, int size>
+template <SteinKernel kernel, int size>
 __device__ inline void small_phi(const SvgdUpdate& update, const SmallTile& tile,
                                  const SmallDistances<size>& distances, float bandwidth,
                                  float* partial, SmallPhiShared<size>& shared) {
@@ -235,9 +235,9 @@ __device__ inline void small_phi(const SvgdUpdate& update, const SmallTile& tile
   // On its way while the weights are formed, where that spills no registers. H200, 2048 x 64: late
   // loads 0.5 us faster.
   constexpr bool early = size < 8;
-  if constexpr (early) sources.template load<scalar>(update, tile, 0);
+  if constexpr (early) sources.load(update, tile, 0);
   store_small_weights<kernel>(distances, scale.half_inverse, shared);
-  if constexpr (!early) sources.template load<scalar>(update, tile, 0);
+  if constexpr (!early) sources.load(update, tile, 0);
   const int half = SmallShare<size>::half();
   const int64_t slot = tile.band((tile.paired ? half : 1 - half) != 0);
   const int first_row = tile.band(half != 0) * SmallShape<size>::edge;
@@ -246,7 +246,7 @@ __device__ inline void small_phi(const SvgdUpdate& update, const SmallTile& tile
   bool totals_due = true;
   for (int d = 0; d < dim; d += kDimBlock) {
     const auto load_next = [&] {
-      if (early && d + kDimBlock < dim) sources.template load<scalar>(update, tile, d + kDimBlock);
+      if (early && d + kDimBlock < dim) sources.load(update, tile, d + kDimBlock);
     };
     sources.centre(update.particles, tile, d, shared.largest);
     __syncthreads();
@@ -269,12 +269,12 @@ __device__ inline void small_phi(const SvgdUpdate& update, const SmallTile& tile
                                sums, load_next);
       totals_due = false;
     } else {
-      sources.template load<scalar>(update, tile, d);
+      sources.load(update, tile, d);
       multiply_direct<kernel>(sources, tile.paired, scale.repulsion, shared, sums);
       load_next();
     }
     store_sums(sums, rows, count - first_row, dim, d);
-    if (!early && d + kDimBlock < dim) sources.template load<scalar>(update, tile, d + kDimBlock);
+    if (!early && d + kDimBlock < dim) sources.load(update, tile, d + kDimBlock);
   }
 }
 

@@ -29,18 +29,17 @@ struct SmallSources {
     return d + lane() < particles.dim ? static_cast<int>(particles.count) - first : 0;
   }
 
-  template <typename scalar>
   __device__ void load(const SvgdUpdate& update, const SmallTile& tile, int d) {
     const SvgdParticles& particles = update.particles;
     const int column = d + lane() < particles.dim ? d + lane() : 0;
-    const auto* data = static_cast<const scalar*>(particles.data) + column;
+    const auto* data = static_cast<const float*>(particles.data) + column;
     const int last = static_cast<int>(particles.count) - 1;
 #pragma unroll
     for (int band = 0; band < 2; ++band) {
 #pragma unroll
       for (int i = 0; i < centre_rows; ++i) {
         const int row = tile.bands[band] * edge + i * (edge / centre_rows);
-        centres[band][i] = to_accumulate(data[min(row, last) * particles.stride]);
+        centres[band][i] = data[min(row, last) * particles.stride];
       }
     }
     const int64_t step = warps * particles.stride;
@@ -51,11 +50,11 @@ struct SmallSources {
       const int left = rows_left(particles, tile, band, d);
       const auto* x = data + first * particles.stride;
       const auto* s =
-          static_cast<const scalar*>(update.score) + column + first * update.score_stride;
+          static_cast<const float*>(update.score) + column + first * update.score_stride;
 #pragma unroll
       for (int i = 0; i < rows_per_band; ++i) {
-        coordinates[band][i] = i * warps < left ? to_accumulate(*x) : 0.0f;
-        scores[band][i] = i * warps < left ? to_accumulate(*s) : 0.0f;
+        coordinates[band][i] = i * warps < left ? *x : 0.0f;
+        scores[band][i] = i * warps < left ? *s : 0.0f;
         x += step;
         s += score_step;
       }

@@ -86,7 +86,6 @@ struct SmallFetch {
   static __device__ int dimension() { return threadIdx.x / 32 % 4 * 8 + threadIdx.x % 8; }
   static __device__ int first_row() { return threadIdx.x / 128 * 4 + threadIdx.x % 32 / 8; }
 
-  template <typename scalar>
   __device__ void load(const SvgdParticles& particles, const SmallTile& tile, int d) {
     const bool inside = d + dimension() < particles.dim;
     const int64_t step = Shape::warps * particles.stride;
@@ -95,10 +94,10 @@ struct SmallFetch {
       const int first = tile.bands[band] * Shape::edge + first_row();
       const int left = inside ? static_cast<int>(particles.count) - first : 0;
       const auto* element =
-          static_cast<const scalar*>(particles.data) + first * particles.stride + d + dimension();
+          static_cast<const float*>(particles.data) + first * particles.stride + d + dimension();
 #pragma unroll
       for (int i = 0; i < rows_per_thread; ++i) {
-        values[band][i] = Shape::warps * i < left ? to_accumulate(*element) : 0.0f;
+        values[band][i] = Shape::warps * i < left ? *element : 0.0f;
         element += step;
       }
     }
@@ -194,7 +193,7 @@ __device__ inline void mark_no_pairs(int count, const SmallTile& tile,
 // the bits of tile_distances; kNoPair where that is no pair. `fetch` has loaded the first block of
 // dimensions. `first_barrier` is the block's first barrier, with anything done there besides. Ends
 // in a barrier.
-template <typename scalar, int size, typename Barrier>
+template <int size, typename Barrier>
 __device__ inline void small_distances(const SvgdParticles& particles, const SmallTile& tile,
                                        SmallFetch<size>& fetch, SmallCoordinates<size>& coordinates,
                                        SmallDistances<size>& distances, Barrier first_barrier) {
@@ -215,7 +214,7 @@ __device__ inline void small_distances(const SvgdParticles& particles, const Sma
       __syncthreads();
     }
     const int width = dim - d < kDimBlock ? dim - d : kDimBlock;
-    if (d + kDimBlock < dim) fetch.template load<scalar>(particles, tile, d + kDimBlock);
+    if (d + kDimBlock < dim) fetch.load(particles, tile, d + kDimBlock);
     if (diagonal) {
       add_differences<true>(coordinates, tile.paired, width, distances);
     } else {

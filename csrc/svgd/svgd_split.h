@@ -39,7 +39,7 @@ struct SplitParticles {
 // mean and scale are wanted; slots are for at most kMostTensorDim dimensions.
 int64_t svgd_split_bytes(const SvgdParticles& particles, bool with_slots);
 
-// Splits float32, float16 or bfloat16 particles into `memory`.
+// Splits float32 particles into `memory`.
 cudaError_t launch_svgd_split(const SvgdParticles& particles, bool with_slots, void* memory,
                               SplitParticles& split, cudaStream_t stream);
 

@@ -49,8 +49,7 @@ struct SplitTask {
   unsigned* maximum;     // bits of the largest |x - mean|
 };
 
-template <typename scalar>
-__global__ void __launch_bounds__(kSplitThreads)
+static __global__ void __launch_bounds__(kSplitThreads)
     svgd_split_columns(const __grid_constant__ SplitTask task) {
   __shared__ SplitColumn shared[kSplitThreads];
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
@@ -58,7 +57,7 @@ __global__ void __launch_bounds__(kSplitThreads)
     task.split.scale[1] = 0;
   }
   const SvgdParticles& particles = task.particles;
-  const auto* data = static_cast<const scalar*>(particles.data);
+  const auto* data = static_cast<const float*>(particles.data);
   const int64_t column = int64_t{blockIdx.x} * kSplitColumns + threadIdx.x % kSplitColumns;
   constexpr int lanes = kSplitThreads / kSplitColumns;
   SplitColumn result;
@@ -66,7 +65,7 @@ __global__ void __launch_bounds__(kSplitThreads)
 #pragma unroll 4
     for (int64_t row = int64_t{blockIdx.y} * lanes + threadIdx.x / kSplitColumns;
          row < particles.count; row += int64_t{gridDim.y} * lanes) {
-      const float x = to_accumulate(data[row * particles.stride + column]);
+      const float x = data[row * particles.stride + column];
       result.merge({x, x, x});
     }
   }
@@ -110,12 +109,11 @@ __device__ inline float split_scale(unsigned maximum_bits) {
 }
 
 // A warp to a row.
-template <typename scalar>
-__global__ void __launch_bounds__(kSplitThreads)
+static __global__ void __launch_bounds__(kSplitThreads)
     svgd_split_rows(const __grid_constant__ SplitTask task) {
   const SvgdParticles& particles = task.particles;
   const SplitParticles& split = task.split;
-  const auto* data = static_cast<const scalar*>(particles.data);
+  const auto* data = static_cast<const float*>(particles.data);
   const float scale = split_scale(*task.maximum);
   const int width = split_width(split.padded_dim);
   const int chunks = split.padded_dim / width;
@@ -129,9 +127,7 @@ __global__ void __launch_bounds__(kSplitThreads)
     for (int column = lane; column < split.padded_dim; column += kWarpSize) {
       const bool inside = row < particles.count && column < particles.dim;
       const float y =
-          inside
-              ? (to_accumulate(data[row * particles.stride + column]) - split.mean[column]) * scale
-              : 0.0f;
+          inside ? (data[row * particles.stride + column] - split.mean[column]) * scale : 0.0f;
       norm.value = fmaf(y, y, norm.value);
       if (split.slots == nullptr) continue;
       const __half high = __float2half_rn(y);

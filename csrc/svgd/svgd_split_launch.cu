@@ -38,22 +38,15 @@ cudaError_t launch_svgd_split(const SvgdParticles& particles, bool with_slots, v
   MemoryParts parts(memory);
   const SplitTask task = make_split_task(particles, with_slots, parts);
   split = task.split;
-  return dispatch_scalar(particles.type, [&](auto* pointer) {
-    using scalar = std::remove_pointer_t<decltype(pointer)>;
-    if constexpr (std::is_same_v<scalar, double>) {
-      return cudaErrorInvalidValue;
-    } else {
-      const auto columns = static_cast<unsigned>(ceil_div(particles.dim, kSplitColumns));
-      const dim3 shares(columns, kSplitRowBlocks);
-      const auto means = static_cast<unsigned>(ceil_div(particles.dim, kSplitMeans));
-      const auto rows = static_cast<unsigned>(
-          std::min<int64_t>(ceil_div(split.padded_count, kSplitThreads / kWarpSize), 1024));
-      svgd_split_columns<scalar><<<shares, kSplitThreads, 0, stream>>>(task);
-      svgd_split_mean<<<means, kSplitThreads, 0, stream>>>(task);
-      svgd_split_rows<scalar><<<rows, kSplitThreads, 0, stream>>>(task);
-      return cudaGetLastError();
-    }
-  });
+  const auto columns = static_cast<unsigned>(ceil_div(particles.dim, kSplitColumns));
+  const dim3 shares(columns, kSplitRowBlocks);
+  const auto means = static_cast<unsigned>(ceil_div(particles.dim, kSplitMeans));
+  const auto rows = static_cast<unsigned>(
+      std::min<int64_t>(ceil_div(split.padded_count, kSplitThreads / kWarpSize), 1024));
+  svgd_split_columns<<<shares, kSplitThreads, 0, stream>>>(task);
+  svgd_split_mean<<<means, kSplitThreads, 0, stream>>>(task);
+  svgd_split_rows<<<rows, kSplitThreads, 0, stream>>>(task);
+  return cudaGetLastError();
 }
 
 }  // namespace fused_ops

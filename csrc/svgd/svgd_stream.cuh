@@ -54,17 +54,15 @@ __device__ inline float exp2_approximate(float x) {
 }
 
 // The result of one element from phi times N.
-template <typename scalar>
 __device__ inline void store_result(const SvgdUpdate& update, int64_t row, int64_t column,
                                     float sum) {
   float value = sum / static_cast<float>(update.particles.count);
   if (update.step) {
-    const auto* x = static_cast<const scalar*>(update.particles.data);
+    const auto* x = static_cast<const float*>(update.particles.data);
     value = fmaf(static_cast<float>(update.step_size), value,
-                 to_accumulate(x[row * update.particles.stride + column]));
+                 x[row * update.particles.stride + column]);
   }
-  static_cast<scalar*>(update.result)[row * update.particles.dim + column] =
-      from_accumulate<scalar>(value);
+  static_cast<float*>(update.result)[row * update.particles.dim + column] = value;
 }
 
 }  // namespace fused_ops

@@ -47,28 +47,27 @@ cudaError_t launch_sums(const StreamTask& task, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-template <typename scalar>
 cudaError_t launch_tensor(const StreamTask& task, cudaStream_t stream) {
-  svgd_stream_maximum<scalar><<<task.maximum_blocks, kStreamThreads, 0, stream>>>(task);
+  svgd_stream_maximum<<<task.maximum_blocks, kStreamThreads, 0, stream>>>(task);
   cudaError_t error = cudaSuccess;
   dispatch_padded_dim(task.split.padded_dim, [&](auto dim) {
     constexpr int width = split_width(dim.value);
     const dim3 grid(static_cast<unsigned>(task.tiles), dim.value / width);
-    svgd_stream_tiles<scalar, width><<<grid, kStreamThreads, 0, stream>>>(task);
+    svgd_stream_tiles<width><<<grid, kStreamThreads, 0, stream>>>(task);
     error = task.update.precision == Precision::high ? launch_sums<dim.value, true>(task, stream)
                                                      : launch_sums<dim.value, false>(task, stream);
   });
   if (error != cudaSuccess) return error;
   const int64_t rows = kStreamThreads / kWarpSize;
   const auto blocks = static_cast<unsigned>(ceil_div(task.update.particles.count, rows));
-  svgd_stream_result<scalar><<<blocks, kStreamThreads, 0, stream>>>(task);
+  svgd_stream_result<<<blocks, kStreamThreads, 0, stream>>>(task);
   return cudaGetLastError();
 }
 
-template <typename scalar, int chunk, DirectForm form>
+template <int chunk, DirectForm form>
 cudaError_t launch_chunk(const DirectTask& task, cudaStream_t stream) {
   const SvgdParticles& particles = task.update.particles;
-  constexpr auto kernel = svgd_direct<scalar, chunk, form>;
+  constexpr auto kernel = svgd_direct<chunk, form>;
   const cudaError_t error = allow_shared_memory<kernel>();
   if (error != cudaSuccess) return error;
   const int64_t tiles = ceil_div(particles.count, kDirectTile);
@@ -78,30 +77,29 @@ cudaError_t launch_chunk(const DirectTask& task, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-template <typename scalar, DirectForm form>
+template <DirectForm form>
 cudaError_t launch_form(const DirectTask& task, int chunk, cudaStream_t stream) {
-  if (chunk == 4) return launch_chunk<scalar, 4, form>(task, stream);
-  if (chunk == 16) return launch_chunk<scalar, 16, form>(task, stream);
-  if (chunk == 32) return launch_chunk<scalar, 32, form>(task, stream);
-  return launch_chunk<scalar, 64, form>(task, stream);
+  if (chunk == 4) return launch_chunk<4, form>(task, stream);
+  if (chunk == 16) return launch_chunk<16, form>(task, stream);
+  if (chunk == 32) return launch_chunk<32, form>(task, stream);
+  return launch_chunk<64, form>(task, stream);
 }
 
-template <typename scalar>
 cudaError_t launch_direct(const DirectTask& task, int chunk, cudaStream_t stream) {
   cudaError_t error = cudaSuccess;
   if (task.update.kernel == SteinKernel::imq) {
-    error = launch_form<scalar, DirectForm::imq>(task, chunk, stream);
+    error = launch_form<DirectForm::imq>(task, chunk, stream);
   } else {
-    error = launch_form<scalar, DirectForm::differences>(task, chunk, stream);
+    error = launch_form<DirectForm::differences>(task, chunk, stream);
     if (error == cudaSuccess && task.state == nullptr) {
-      error = launch_form<scalar, DirectForm::products>(task, chunk, stream);
+      error = launch_form<DirectForm::products>(task, chunk, stream);
     }
   }
   if (error != cudaSuccess || task.splits == 1) return error;
   const int64_t size = task.update.particles.count * task.update.particles.dim;
   const auto blocks =
       static_cast<unsigned>(std::min<int64_t>(ceil_div(size, kDirectThreads), 1024));
-  svgd_direct_combine<scalar><<<blocks, kDirectThreads, 0, stream>>>(task);
+  svgd_direct_combine<<<blocks, kDirectThreads, 0, stream>>>(task);
   return cudaGetLastError();
 }
 
@@ -136,14 +134,11 @@ cudaError_t launch_svgd_stream(const SvgdUpdate& update, const SplitParticles& s
                           sums,
                           policy.direct_tiles_per_split,
                           policy.direct_splits};
-  return dispatch_single(update.particles.type, [&](auto* pointer) {
-    using scalar = std::remove_pointer_t<decltype(pointer)>;
-    if (policy.tensor_cores) {
-      const cudaError_t error = launch_tensor<scalar>(task, stream);
-      if (error != cudaSuccess) return error;
-    }
-    return launch_direct<scalar>(direct, policy.direct_chunk, stream);
-  });
+  if (policy.tensor_cores) {
+    const cudaError_t error = launch_tensor(task, stream);
+    if (error != cudaSuccess) return error;
+  }
+  return launch_direct(direct, policy.direct_chunk, stream);
 }
 
 }  // namespace fused_ops

@@ -18,7 +18,7 @@ namespace fused_ops {
 int64_t svgd_stream_bytes(const SvgdUpdate& update, const SplitParticles& split,
                           const StreamPolicy& policy);
 
-// Particles in float32, float16 or bfloat16, at least one particle and dimension. `split` is the
+// Particles in float32, at least one particle and dimension. `split` is the
 // split of the same particles, with slots where `policy` is for tensor cores. The update's score
 // and result are as in svgd.h. Returns the first error of the launches.
 cudaError_t launch_svgd_stream(const SvgdUpdate& update, const SplitParticles& split,

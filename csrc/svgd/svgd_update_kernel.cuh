@@ -88,42 +88,37 @@ __device__ inline void store_weights(const T (&distances)[4][kSourcePatch<T>],
   }
 }
 
-template <typename scalar, int chunk, typename T>
+template <int chunk, typename T>
 __device__ inline void load_source(const SvgdUpdate& update, int64_t first, int64_t d,
                                    T (&score)[kSourceTile<T>][chunk],
                                    T (&particle)[kSourceTile<T>][chunk]) {
   const SvgdParticles& particles = update.particles;
-  const auto* x = static_cast<const scalar*>(particles.data);
-  const auto* s = static_cast<const scalar*>(update.score);
+  const auto* x = static_cast<const T*>(particles.data);
+  const auto* s = static_cast<const T*>(update.score);
 #pragma unroll
   for (int index = threadIdx.x; index < kSourceTile<T> * chunk; index += kTileThreads) {
     const int64_t row = first + index / chunk;
     const int64_t k = d + index % chunk;
     const bool inside = row < particles.count && k < particles.dim;
-    particle[index / chunk][index % chunk] =
-        inside ? to_accumulate(x[row * particles.stride + k]) : T(0);
-    score[index / chunk][index % chunk] =
-        inside ? to_accumulate(s[row * update.score_stride + k]) : T(0);
+    particle[index / chunk][index % chunk] = inside ? x[row * particles.stride + k] : T(0);
+    score[index / chunk][index % chunk] = inside ? s[row * update.score_stride + k] : T(0);
   }
 }
 
-template <typename scalar, typename T>
+template <typename T>
 __device__ inline void store_update(const SvgdUpdate& update, int64_t i, int64_t d, T sum) {
   T value = sum / static_cast<T>(update.particles.count);
   if (update.step) {
-    const auto* x = static_cast<const scalar*>(update.particles.data);
-    value = to_accumulate(x[i * update.particles.stride + d]) +
-            static_cast<T>(update.step_size) * value;
+    const auto* x = static_cast<const T*>(update.particles.data);
+    value = x[i * update.particles.stride + d] + static_cast<T>(update.step_size) * value;
   }
-  static_cast<scalar*>(update.result)[i * update.particles.dim + d] =
-      from_accumulate<scalar>(value);
+  static_cast<T*>(update.result)[i * update.particles.dim + d] = value;
 }
 
 // gridDim: tiles of particles i times chunks of dimensions; splits of particles j.
-template <typename scalar, int chunk, SteinKernel kernel>
+template <typename T, int chunk, SteinKernel kernel>
 __global__ void __launch_bounds__(kTileThreads)
     svgd_update(const __grid_constant__ UpdateTask task) {
-  using T = typename AccumulateType<scalar>::type;
   constexpr int group_size = kUpdateTile / kPatch * (chunk / kPatch);
   constexpr int groups = kTileThreads / group_size;  // each takes every groups-th particle j
   static_assert(groups * group_size == kTileThreads);
@@ -150,9 +145,8 @@ __global__ void __launch_bounds__(kTileThreads)
       const int64_t row = first_i + i + a;
       const int64_t column = first_d + d + b;
       const bool inside = row < particles.count && column < particles.dim;
-      x[a][b] = inside ? to_accumulate(static_cast<const scalar*>(
-                             particles.data)[row * particles.stride + column])
-                       : T(0);
+      x[a][b] =
+          inside ? static_cast<const T*>(particles.data)[row * particles.stride + column] : T(0);
     }
   }
 
@@ -166,11 +160,11 @@ __global__ void __launch_bounds__(kTileThreads)
       stored_distances(static_cast<const T*>(task.stored), particles.count, first_i, first_j,
                        distances);
     } else {
-      tile_distances<scalar>(particles, first_i, first_j, shared.coordinates.i,
-                             shared.coordinates.j, distances);
+      tile_distances(particles, first_i, first_j, shared.coordinates.i, shared.coordinates.j,
+                     distances);
     }
     store_weights<kernel>(distances, scale, particles.count - first_j, weights);
-    load_source<scalar>(update, first_j, first_d, shared.source.score, shared.source.particle);
+    load_source<chunk>(update, first_j, first_d, shared.source.score, shared.source.particle);
     __syncthreads();
     T tile_sums[kPatch][kPatch] = {};
 #pragma unroll 4
@@ -219,7 +213,7 @@ __global__ void __launch_bounds__(kTileThreads)
       const int64_t row = first_i + i + a;
       const int64_t column = first_d + d + b;
       if (gridDim.y == 1) {
-        store_update<scalar>(update, row, column, sums[a][b]);
+        store_update(update, row, column, sums[a][b]);
       } else {
         static_cast<T*>(
             task.partial)[(blockIdx.y * particles.count + row) * particles.dim + column] =
@@ -229,10 +223,9 @@ __global__ void __launch_bounds__(kTileThreads)
   }
 }
 
-template <typename scalar>
+template <typename T>
 __global__ void __launch_bounds__(kTileThreads)
     svgd_update_combine(const __grid_constant__ UpdateTask task, int splits) {
-  using T = typename AccumulateType<scalar>::type;
   const int64_t dim = task.update.particles.dim;
   const int64_t size = task.update.particles.count * dim;
   const int64_t stride = int64_t{gridDim.x} * kTileThreads;
@@ -242,7 +235,7 @@ __global__ void __launch_bounds__(kTileThreads)
     for (int split = 0; split < splits; ++split) {
       sum += static_cast<const T*>(task.partial)[split * size + index];
     }
-    store_update<scalar>(task.update, index / dim, index % dim, sum);
+    store_update(task.update, index / dim, index % dim, sum);
   }
 }
 

@@ -23,18 +23,15 @@ __device__ inline float repulsion_over_bandwidth(const SvgdUpdate& update) {
       .repulsion;
 }
 
-template <typename scalar>
 __device__ inline float value_at(const StreamTask& task, float repulsion, int64_t row, int column) {
   const SvgdUpdate& update = task.update;
-  const float x = to_accumulate(
-      static_cast<const scalar*>(update.particles.data)[row * update.particles.stride + column]);
-  const float score =
-      to_accumulate(static_cast<const scalar*>(update.score)[row * update.score_stride + column]);
+  const float x =
+      static_cast<const float*>(update.particles.data)[row * update.particles.stride + column];
+  const float score = static_cast<const float*>(update.score)[row * update.score_stride + column];
   return fmaf(-repulsion, x - task.split.mean[column], score);
 }
 
-template <typename scalar>
-__global__ void __launch_bounds__(kStreamThreads)
+static __global__ void __launch_bounds__(kStreamThreads)
     svgd_stream_maximum(const __grid_constant__ StreamTask task) {
   __shared__ Maximum shared[kStreamThreads / kWarpSize];
   const SvgdParticles& particles = task.update.particles;
@@ -48,7 +45,7 @@ __global__ void __launch_bounds__(kStreamThreads)
   for (int64_t row = int64_t{blockIdx.x} * rows + threadIdx.x / lanes; row < particles.count;
        row += int64_t{gridDim.x} * rows) {
     for (int column = threadIdx.x % lanes; column < dim; column += lanes) {
-      const float value = value_at<scalar>(task, repulsion, row, column);
+      const float value = value_at(task, repulsion, row, column);
       maximum.merge({__float_as_uint(fabsf(value))});
     }
   }
@@ -81,7 +78,7 @@ __device__ inline StreamState stream_state(const StreamTask& task, Maximum* shar
 
 // Values of one slot: a thread forms those of eight particles, which lie together, from loads that
 // neighbours make together. Shared memory turns its stores into whole lines.
-template <typename scalar, int width>
+template <int width>
 __device__ inline void fill_values(const StreamTask& task, const StreamState& state, int tile,
                                    int chunk, char* image) {
   constexpr int row_bytes = kSplitTile * sizeof(__half);
@@ -98,7 +95,7 @@ __device__ inline void fill_values(const StreamTask& task, const StreamState& st
       const int64_t row = int64_t{tile} * kSplitTile + first + j;
       const int d = chunk * width + column;
       const float value = row < particles.count && d < particles.dim
-                              ? value_at<scalar>(task, repulsion, row, d) * state.value_scale
+                              ? value_at(task, repulsion, row, d) * state.value_scale
                               : 0.0f;
       high.value[j] = __float2half_rn(value);
       low.value[j] = __float2half_rn(value - __half2float(high.value[j]));
@@ -116,7 +113,7 @@ __device__ inline void fill_values(const StreamTask& task, const StreamState& st
 }
 
 // gridDim: tiles, chunks.
-template <typename scalar, int width>
+template <int width>
 __global__ void __launch_bounds__(kStreamThreads)
     svgd_stream_tiles(const __grid_constant__ StreamTask task) {
   __shared__ Maximum maxima[kStreamThreads / kWarpSize];
@@ -126,7 +123,7 @@ __global__ void __launch_bounds__(kStreamThreads)
   const StreamState state = stream_state(task, maxima);
   if (tile == 0 && chunk == 0 && threadIdx.x == 0) *task.state = state;
   if (state.direct != 0) return;
-  fill_values<scalar, width>(task, state, tile, chunk, reinterpret_cast<char*>(image));
+  fill_values<width>(task, state, tile, chunk, reinterpret_cast<char*>(image));
   if (chunk == 0 && threadIdx.x < kSplitTile) {
     const int64_t row = int64_t{tile} * kSplitTile + threadIdx.x;
     task.bias[row] =
@@ -135,8 +132,7 @@ __global__ void __launch_bounds__(kStreamThreads)
 }
 
 // A warp to a particle.
-template <typename scalar>
-__global__ void __launch_bounds__(kStreamThreads)
+static __global__ void __launch_bounds__(kStreamThreads)
     svgd_stream_result(const __grid_constant__ StreamTask task) {
   const StreamState& state = *task.state;
   const SvgdUpdate& update = task.update;
@@ -160,12 +156,10 @@ __global__ void __launch_bounds__(kStreamThreads)
     for (int split = 0; split < task.splits; ++split) {
       sum += task.sums[(split * padded_count + row) * task.split.padded_dim + column];
     }
-    const float x =
-        to_accumulate(static_cast<const scalar*>(particles.data)[row * particles.stride + column]);
-    const float score =
-        to_accumulate(static_cast<const scalar*>(update.score)[row * update.score_stride + column]);
+    const float x = static_cast<const float*>(particles.data)[row * particles.stride + column];
+    const float score = static_cast<const float*>(update.score)[row * update.score_stride + column];
     const float repelled = repulsion * (x - task.split.mean[column]) * weights;
-    store_result<scalar>(update, row, column, score + fmaf(sum, unscale, repelled));
+    store_result(update, row, column, score + fmaf(sum, unscale, repelled));
   }
 }
 
