@@ -25,11 +25,13 @@ template <typename T>
 class SvgdOnCpu {
  public:
   explicit SvgdOnCpu(const SvgdParticles& source)
-      : transposed_(new T[svgd_padded<T>(source.count) * source.dim]),
-        particles_{source.count, svgd_padded<T>(source.count), source.dim, transposed_.get(),
+      : panels_(new T[SvgdPanels<T>::size(source.count, source.dim)]),
+        particles_{source.count,
+                   svgd_padded<T>(source.count),
+                   source.dim,
+                   {source.dim, panels_.get()},
                    nullptr} {
-    svgd_transpose(source.type, source.data, source.stride, source.count, source.dim,
-                   transposed_.get());
+    svgd_transpose(source.type, source.data, source.stride, source.count, particles_.panels);
     if (source.count <= kMaxStoredParticles) {
       distances_.reset(new T[source.count * particles_.padded]);
       for_row_blocks([&](int64_t begin, int64_t end) {
@@ -79,12 +81,13 @@ class SvgdOnCpu {
   }
 
   void update(const SvgdUpdate& update, T bandwidth) {
-    const std::unique_ptr<T[]> score(new T[particles_.padded * particles_.dim]);
+    const std::unique_ptr<T[]> memory(new T[SvgdPanels<T>::size(particles_.count, particles_.dim)]);
+    const SvgdPanels<T> score{particles_.dim, memory.get()};
     svgd_transpose(update.particles.type, update.score, update.score_stride, particles_.count,
-                   particles_.dim, score.get());
+                   score);
     std::vector<T> mean(particles_.dim);
-    const bool centred = svgd_centre(update, particles_, bandwidth, score.get(), mean.data());
-    const SvgdCpuSource<T> source{score.get(), centred ? mean.data() : nullptr};
+    const bool centred = svgd_centre(update, particles_, bandwidth, score, mean.data());
+    const SvgdCpuSource<T> source{score, centred ? mean.data() : nullptr};
     for_row_blocks([&](int64_t begin, int64_t end) {
       svgd_update_rows(update, particles_, source, bandwidth, begin, end);
     });
@@ -148,7 +151,7 @@ class SvgdOnCpu {
     function(std::max(blocks - end, end), blocks - begin);
   }
 
-  std::unique_ptr<T[]> transposed_;
+  std::unique_ptr<T[]> panels_;
   std::unique_ptr<T[]> distances_;
   SvgdCpuParticles<T> particles_;
 };

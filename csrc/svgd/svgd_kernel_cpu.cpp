@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 
@@ -24,32 +25,54 @@ constexpr int64_t kColumnBlock = 512;  // particles j whose weights are in cache
 template <typename T>
 using Key = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
 
+// Of functions that return lanes, which are all inlined.
+#pragma GCC diagnostic ignored "-Wpsabi"
+
+// Neighbouring particles j in a register, or in the two or four that other instruction sets have.
+template <typename T>
+struct LanesOf {
+  typedef T type __attribute__((vector_size(64)));
+};
+template <typename T>
+using Lanes = typename LanesOf<T>::type;
+template <typename T>
+constexpr int kLanes = sizeof(Lanes<T>) / sizeof(T);
+
+template <typename T>
+FUSED_OPS_INLINE Lanes<T> load_lanes(const T* address) {
+  Lanes<T> lanes;
+  std::memcpy(&lanes, address, sizeof(lanes));
+  return lanes;
+}
+
+template <typename T>
+FUSED_OPS_INLINE T sum_of(const Lanes<T>& lanes) {
+  T sum = 0;
+  for (int lane = 0; lane < kLanes<T>; ++lane) sum += lanes[lane];
+  return sum;
+}
+
 // Distances of particles [i, i + kRowBlock) from [j, j + columns), a multiple of the lanes.
 template <typename T>
 FUSED_OPS_CLONES void block_distances(const SvgdCpuParticles<T>& particles, int64_t i, int64_t j,
                                       int64_t columns, T (&distances)[kRowBlock][kColumnBlock]) {
-  constexpr int lanes = kSvgdLanes<T>;
-  for (int64_t first = 0; first < columns; first += lanes) {
-    T total[kRowBlock][lanes] = {};
+  for (int64_t first = 0; first < columns; first += kLanes<T>) {
+    Lanes<T> total[kRowBlock] = {};
     for (int64_t block = 0; block < particles.dim; block += kDimBlock) {
-      T sums[kRowBlock][lanes] = {};
+      Lanes<T> sums[kRowBlock] = {};
       const int64_t end = std::min(block + kDimBlock, particles.dim);
       for (int64_t k = block; k < end; ++k) {
-        const T* row = particles.data + k * particles.padded;
+        const T* x_i = particles.panels.at(k, i);
+        const Lanes<T> x_j = load_lanes(particles.panels.at(k, j + first));
         for (int r = 0; r < kRowBlock; ++r) {
-          const T x = row[i + r];
-          for (int lane = 0; lane < lanes; ++lane) {
-            const T difference = x - row[j + first + lane];
-            sums[r][lane] += difference * difference;
-          }
+          const Lanes<T> difference = x_i[r] - x_j;
+          sums[r] += difference * difference;
         }
       }
-      for (int r = 0; r < kRowBlock; ++r) {
-        for (int lane = 0; lane < lanes; ++lane) total[r][lane] += sums[r][lane];
-      }
+      for (int r = 0; r < kRowBlock; ++r) total[r] += sums[r];
     }
     for (int r = 0; r < kRowBlock; ++r) {
-      std::copy(total[r], total[r] + lanes, distances[r] + first);
+      std::memcpy(distances[r] + first, &total[r], sizeof(total[r]));
     }
   }
 }
@@ -172,64 +195,63 @@ FUSED_OPS_CLONES void weights_of(const KernelScale<T>& scale, int64_t columns, i
 
 // Adds sum_j K_ij * score_j + G_ij * (x_i - x_j) over a block of columns to each (row, dimension).
 template <typename T>
-FUSED_OPS_CLONES void apply_weights(const SvgdCpuParticles<T>& particles, const T* score, int64_t i,
-                                    int64_t j, int64_t columns,
-                                    const T (&weights)[kRowBlock][kColumnBlock],
+FUSED_OPS_CLONES void apply_weights(const SvgdCpuParticles<T>& particles,
+                                    const SvgdPanels<T>& score, int64_t i, int64_t j,
+                                    int64_t columns, const T (&weights)[kRowBlock][kColumnBlock],
                                     const T (&repulsion)[kRowBlock][kColumnBlock], T* sums) {
-  constexpr int lanes = kSvgdLanes<T>;
   for (int64_t k = 0; k < particles.dim; ++k) {
-    const T* x = particles.data + k * particles.padded;
-    const T* s = score + k * particles.padded;
-    T lane_sums[kRowBlock][lanes] = {};
-    for (int64_t first = 0; first < columns; first += lanes) {
+    const T* x_i = particles.panels.at(k, i);
+    Lanes<T> lane_sums[kRowBlock] = {};
+    for (int64_t first = 0; first < columns; first += kLanes<T>) {
+      const Lanes<T> x_j = load_lanes(particles.panels.at(k, j + first));
+      const Lanes<T> s_j = load_lanes(score.at(k, j + first));
       for (int r = 0; r < kRowBlock; ++r) {
-        const T x_i = x[i + r];
-        for (int lane = 0; lane < lanes; ++lane) {
-          const int64_t column = first + lane;
-          lane_sums[r][lane] +=
-              weights[r][column] * s[j + column] + repulsion[r][column] * (x_i - x[j + column]);
-        }
+        lane_sums[r] += load_lanes(weights[r] + first) * s_j +
+                        load_lanes(repulsion[r] + first) * (x_i[r] - x_j);
       }
     }
-    for (int r = 0; r < kRowBlock; ++r) {
-      T sum = 0;
-      for (int lane = 0; lane < lanes; ++lane) sum += lane_sums[r][lane];
-      sums[r * particles.dim + k] += sum;
-    }
+    for (int r = 0; r < kRowBlock; ++r) sums[r * particles.dim + k] += sum_of<T>(lane_sums[r]);
   }
 }
 
-// Adds sum_j K_ij * value_j over a block of columns to each (row, dimension), and sum_j K_ij.
-template <typename T>
-FUSED_OPS_CLONES void apply_products(const SvgdCpuParticles<T>& particles, const T* values,
-                                     int64_t j, int64_t columns,
-                                     const T (&weights)[kRowBlock][kColumnBlock], T* sums,
-                                     T (&weight_sums)[kRowBlock]) {
-  constexpr int lanes = kSvgdLanes<T>;
-  for (int64_t k = 0; k < particles.dim; ++k) {
-    const T* v = values + k * particles.padded + j;
-    T lane_sums[kRowBlock][lanes] = {};
-    for (int64_t first = 0; first < columns; first += lanes) {
-      for (int r = 0; r < kRowBlock; ++r) {
-        for (int lane = 0; lane < lanes; ++lane) {
-          lane_sums[r][lane] += weights[r][first + lane] * v[first + lane];
-        }
-      }
+// Adds sum_j K_ij * value_j over a block of columns to `dims` dimensions from k on of each row.
+template <int dims, typename T>
+FUSED_OPS_INLINE void add_products(const SvgdPanels<T>& values, int64_t k, int64_t j,
+                                   int64_t columns, const T (&weights)[kRowBlock][kColumnBlock],
+                                   T* sums) {
+  Lanes<T> lane_sums[dims][kRowBlock] = {};
+  for (int64_t first = 0; first < columns; first += kLanes<T>) {
+    Lanes<T> value[dims];
+    for (int d = 0; d < dims; ++d) {
+      value[d] = load_lanes(values.at(k + d, j + first));
     }
     for (int r = 0; r < kRowBlock; ++r) {
-      T sum = 0;
-      for (int lane = 0; lane < lanes; ++lane) sum += lane_sums[r][lane];
-      sums[r * particles.dim + k] += sum;
+      const Lanes<T> weight = load_lanes(weights[r] + first);
+      for (int d = 0; d < dims; ++d) lane_sums[d][r] += weight * value[d];
     }
   }
   for (int r = 0; r < kRowBlock; ++r) {
-    T lane_sums[lanes] = {};
-    for (int64_t first = 0; first < columns; first += lanes) {
-      for (int lane = 0; lane < lanes; ++lane) lane_sums[lane] += weights[r][first + lane];
+    for (int d = 0; d < dims; ++d) sums[r * values.dim + k + d] += sum_of<T>(lane_sums[d][r]);
+  }
+}
+
+// The same for all dimensions, and sum_j K_ij.
+template <typename T>
+FUSED_OPS_CLONES void apply_products(const SvgdPanels<T>& values, int64_t j, int64_t columns,
+                                     const T (&weights)[kRowBlock][kColumnBlock], T* sums,
+                                     T (&weight_sums)[kRowBlock]) {
+  constexpr int together = 2;  // the weights' loads serve both
+  int64_t k = 0;
+  for (; k + together <= values.dim; k += together) {
+    add_products<together>(values, k, j, columns, weights, sums);
+  }
+  if (k < values.dim) add_products<1>(values, k, j, columns, weights, sums);
+  for (int r = 0; r < kRowBlock; ++r) {
+    Lanes<T> lane_sums = {};
+    for (int64_t first = 0; first < columns; first += kLanes<T>) {
+      lane_sums += load_lanes(weights[r] + first);
     }
-    T sum = 0;
-    for (int lane = 0; lane < lanes; ++lane) sum += lane_sums[lane];
-    weight_sums[r] += sum;
+    weight_sums[r] += sum_of<T>(lane_sums);
   }
 }
 
@@ -241,8 +263,7 @@ void store_rows(const SvgdUpdate& update, const SvgdCpuParticles<T>& particles, 
     for (int64_t k = 0; k < particles.dim; ++k) {
       T value = sums[r * particles.dim + k] / static_cast<T>(particles.count);
       if (update.step) {
-        value =
-            particles.data[k * particles.padded + i + r] + static_cast<T>(update.step_size) * value;
+        value = particles.panels.at(k, i)[r] + static_cast<T>(update.step_size) * value;
       }
       result[k] = static_cast<scalar>(value);
     }
@@ -252,16 +273,15 @@ void store_rows(const SvgdUpdate& update, const SvgdCpuParticles<T>& particles, 
 }  // namespace
 
 template <typename T>
-void svgd_transpose(ScalarType type, const void* rows, int64_t stride, int64_t count, int64_t dim,
-                    T* transposed) {
-  const int64_t padded = svgd_padded<T>(count);
+void svgd_transpose(ScalarType type, const void* rows, int64_t stride, int64_t count,
+                    const SvgdPanels<T>& panels) {
   dispatch_scalar(type, [&](auto* pointer) {
     const auto* source = static_cast<const std::remove_pointer_t<decltype(pointer)>*>(rows);
-    constexpr int64_t tile = 32;  // rows whose cache lines are kept while dimensions pass
-    for (int64_t first = 0; first < padded; first += tile) {
-      for (int64_t k = 0; k < dim; ++k) {
-        for (int64_t i = first; i < std::min(first + tile, padded); ++i) {
-          transposed[k * padded + i] = i < count ? static_cast<T>(source[i * stride + k]) : T(0);
+    for (int64_t first = 0; first < svgd_padded<T>(count); first += kSvgdLanes<T>) {
+      for (int64_t k = 0; k < panels.dim; ++k) {
+        T* lanes = panels.at(k, first);
+        for (int64_t i = 0; i < kSvgdLanes<T>; ++i) {
+          lanes[i] = first + i < count ? static_cast<T>(source[(first + i) * stride + k]) : T(0);
         }
       }
     }
@@ -342,22 +362,26 @@ T svgd_next_above(const SvgdCpuParticles<T>& particles, T value, int64_t begin, 
 
 template <typename T>
 bool svgd_centre(const SvgdUpdate& update, const SvgdCpuParticles<T>& particles, T bandwidth,
-                 T* score, T* mean) {
+                 const SvgdPanels<T>& score, T* mean) {
   if (update.kernel != SteinKernel::rbf) return false;
-  std::vector<T> norms(particles.padded);
+  std::vector<T> norms(particles.count);
   for (int64_t k = 0; k < particles.dim; ++k) {
-    const T* x = particles.data + k * particles.padded;
-    mean[k] = static_cast<T>(run_sum(x, particles.count) / static_cast<double>(particles.count));
-    for (int64_t j = 0; j < particles.count; ++j) norms[j] += (x[j] - mean[k]) * (x[j] - mean[k]);
+    double sum = 0;
+    for (int64_t j = 0; j < particles.count; ++j) sum += *particles.panels.at(k, j);
+    mean[k] = static_cast<T>(sum / static_cast<double>(particles.count));
+    for (int64_t j = 0; j < particles.count; ++j) {
+      const T offset = *particles.panels.at(k, j) - mean[k];
+      norms[j] += offset * offset;
+    }
   }
   for (int64_t j = 0; j < particles.count; ++j) {
     if (!may_centre(norms[j], bandwidth)) return false;  // also where it is NaN
   }
   const KernelScale<T> scale(update.kernel, bandwidth, static_cast<T>(update.repulsion));
   for (int64_t k = 0; k < particles.dim; ++k) {
-    const T* x = particles.data + k * particles.padded;
-    T* s = score + k * particles.padded;
-    for (int64_t j = 0; j < particles.count; ++j) s[j] -= scale.repulsion * (x[j] - mean[k]);
+    for (int64_t j = 0; j < particles.count; ++j) {
+      *score.at(k, j) -= scale.repulsion * (*particles.panels.at(k, j) - mean[k]);
+    }
   }
   return true;
 }
@@ -382,14 +406,14 @@ void svgd_update_rows(const SvgdUpdate& update, const SvgdCpuParticles<T>& parti
         weights_of<SteinKernel::imq>(scale, columns, particles.count - j, distances, repulsion);
       }
       if (source.mean != nullptr) {
-        apply_products(particles, source.values, j, columns, distances, sums.data(), weight_sums);
+        apply_products(source.values, j, columns, distances, sums.data(), weight_sums);
       } else {
         apply_weights(particles, source.values, i, j, columns, distances, repulsion, sums.data());
       }
     }
     for (int64_t r = 0; source.mean != nullptr && r < kRowBlock; ++r) {
       for (int64_t k = 0; k < particles.dim; ++k) {
-        const T x = particles.data[k * particles.padded + i + r];
+        const T x = particles.panels.at(k, i)[r];
         sums[r * particles.dim + k] += scale.repulsion * (x - source.mean[k]) * weight_sums[r];
       }
     }
@@ -400,14 +424,16 @@ void svgd_update_rows(const SvgdUpdate& update, const SvgdCpuParticles<T>& parti
 }
 
 #define FUSED_OPS_SVGD_CPU(T)                                                              \
-  template void svgd_transpose<T>(ScalarType, const void*, int64_t, int64_t, int64_t, T*); \
+  template void svgd_transpose<T>(ScalarType, const void*, int64_t, int64_t,               \
+                                  const SvgdPanels<T>&);                                   \
   template void svgd_store_distances<T>(const SvgdCpuParticles<T>&, T*, int64_t, int64_t); \
   template void svgd_count<T>(const SvgdCpuParticles<T>&, int, uint64_t, int64_t, int64_t, \
                               DigitCounts&, double*);                                      \
   template uint64_t svgd_append_digit<T>(uint64_t, int, int, uint64_t);                    \
   template T svgd_value<T>(uint64_t);                                                      \
   template T svgd_next_above<T>(const SvgdCpuParticles<T>&, T, int64_t, int64_t);          \
-  template bool svgd_centre<T>(const SvgdUpdate&, const SvgdCpuParticles<T>&, T, T*, T*);  \
+  template bool svgd_centre<T>(const SvgdUpdate&, const SvgdCpuParticles<T>&, T,           \
+                               const SvgdPanels<T>&, T*);                                  \
   template void svgd_update_rows<T>(const SvgdUpdate&, const SvgdCpuParticles<T>&,         \
                                     const SvgdCpuSource<T>&, T, int64_t, int64_t);
 FUSED_OPS_SVGD_CPU(float)

@@ -2,8 +2,7 @@
 // The CPU kernels of SVGD on raw pointers, in pieces that threads may share.
 //
 // Work is cut into blocks of kRowBlock particles i, whatever the number of threads, so that results
-// do not depend on it. The kernels read transposed copies, in which neighbouring particles are
-// neighbours in memory; those are of the accumulation type T (float or double).
+// do not depend on it. The kernels read copies in the accumulation type T (float or double).
 
 #pragma once
 
@@ -21,23 +20,40 @@ constexpr int kSvgdLanes = 128 / sizeof(T);  // two AVX-512 registers
 
 inline int64_t svgd_row_blocks(int64_t count) { return (count + kRowBlock - 1) / kRowBlock; }
 
-// The number of columns of a transposed copy of `count` rows.
 template <typename T>
 int64_t svgd_padded(int64_t count) {
   return (count + kSvgdLanes<T> - 1) / kSvgdLanes<T> * kSvgdLanes<T>;
 }
 
-// (dim, padded) from (count, dim) rows `stride` elements apart; columns past count are zero.
+// A matrix (count, dim) in panels of kSvgdLanes rows, each of them transposed, so that what is used
+// together lies together; columns past count are zero. Panels are an odd number of cache lines
+// apart, or else the same dimension of all of them would fall on one set of the cache.
 template <typename T>
-void svgd_transpose(ScalarType type, const void* rows, int64_t stride, int64_t count, int64_t dim,
-                    T* transposed);
+struct SvgdPanels {
+  int64_t dim;
+  T* data;
+
+  static int64_t stride(int64_t dim) { return dim * kSvgdLanes<T> + 64 / sizeof(T); }
+  static int64_t size(int64_t count, int64_t dim) {
+    return svgd_padded<T>(count) / kSvgdLanes<T> * stride(dim);
+  }
+  // Dimension k of row i; those of the rows after it in its panel follow.
+  T* at(int64_t k, int64_t i) const {
+    return data + i / kSvgdLanes<T> * stride(dim) + k * kSvgdLanes<T> + i % kSvgdLanes<T>;
+  }
+};
+
+// Fills panels from (count, dim) rows `stride` elements apart.
+template <typename T>
+void svgd_transpose(ScalarType type, const void* rows, int64_t stride, int64_t count,
+                    const SvgdPanels<T>& panels);
 
 template <typename T>
 struct SvgdCpuParticles {
   int64_t count;
   int64_t padded;
   int64_t dim;
-  const T* data;       // (dim, padded)
+  SvgdPanels<T> panels;
   const T* distances;  // (count, padded) filled by svgd_store_distances, or null: then computed
 };
 
@@ -87,18 +103,18 @@ T svgd_value(uint64_t key);
 template <typename T>
 T svgd_next_above(const SvgdCpuParticles<T>& particles, T value, int64_t begin, int64_t end);
 
-// What the weights multiply, transposed as the particles are: the score, or where there is a mean m
+// What the weights multiply, in panels as the particles are: the score, or where there is a mean m
 // the values s_j - c (x_j - m) of `may_centre`, which save the difference for each pair.
 template <typename T>
 struct SvgdCpuSource {
-  const T* values;  // (dim, padded)
-  const T* mean;    // (dim), or null
+  SvgdPanels<T> values;
+  const T* mean;  // (dim), or null
 };
 
-// Turns a transposed score into values where that loses nothing, and then fills `mean`.
+// Turns a score into values where that loses nothing, and then fills `mean`.
 template <typename T>
 bool svgd_centre(const SvgdUpdate& update, const SvgdCpuParticles<T>& particles, T bandwidth,
-                 T* score, T* mean);
+                 const SvgdPanels<T>& score, T* mean);
 
 // The results of row blocks [begin, end).
 template <typename T>
