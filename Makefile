@@ -4,7 +4,7 @@ PYTHON ?= python3
 TORCH ?= torch>=2.10
 BIN := .venv/bin
 
-.PHONY: demo test bench build lint format clean
+.PHONY: demo test bench build wheel audit test-wheel lint format clean
 
 demo: build
 	$(BIN)/python examples/demo.py
@@ -16,6 +16,21 @@ bench: build
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.report
 
+# A wheel for this Python, in dist: any torch from 2.10 on, every architecture unless
+# TORCH_CUDA_ARCH_LIST says otherwise. Objects stay in build, so a second one is quick.
+wheel: .venv/ready-release
+	rm -rf dist build/wheel build/lib* build/bdist*
+	$(BIN)/python -m build -q --no-isolation --wheel --outdir build/wheel
+	PATH="$(CURDIR)/$(BIN):$$PATH" auditwheel repair --strip --exclude libtorch.so \
+	  --exclude libtorch_cpu.so --wheel-dir dist build/wheel/*.whl
+
+audit: .venv/ready-release
+	$(BIN)/python tools/audit_wheel.py dist/*.whl
+
+# MATRIX is what tools/test_wheel.py takes, by default the torch of .venv.
+test-wheel: .venv/ready-release
+	$(BIN)/python tools/test_wheel.py $(MATRIX) dist/*.whl
+
 build: .venv/ready
 	$(BIN)/python setup.py -q build_ext --inplace
 
@@ -23,6 +38,8 @@ lint: .venv/ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	git ls-files 'csrc/*' | xargs $(BIN)/clang-format --dry-run --Werror
+	git ls-files | xargs $(BIN)/codespell
+	$(BIN)/python tools/support_matrix.py --check
 
 format: .venv/ready-dev
 	$(BIN)/ruff check --fix .
@@ -39,6 +56,10 @@ format: .venv/ready-dev
 
 .venv/ready-dev: .venv/ready
 	FUSED_OPS_BUILD=none $(BIN)/python -m pip install -q --no-build-isolation -e ".[dev]"
+	touch $@
+
+.venv/ready-release: .venv/ready
+	FUSED_OPS_BUILD=none $(BIN)/python -m pip install -q --no-build-isolation -e ".[release]"
 	touch $@
 
 clean:

@@ -96,8 +96,16 @@ def native_module(build: str) -> dict:
     # Linked by hand: libtorch must stay NEEDED although nothing of it is referenced, since in a
     # CUDA build it is what brings libtorch_cuda, and with it the current stream, into scope.
     # libstdc++ by its file name, since some machines link it statically by default: then the
-    # module's copy and torch's share half their state, and writing an error message crashes.
-    link = ["-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-Wl,--as-needed", "-l:libstdc++.so.6"]
+    # module's copy and torch's share half their state, and writing an error message crashes. And
+    # before torch, which exports some of its symbols; what a compiler has beyond the system's
+    # libstdc++ comes with it.
+    beyond = subprocess.run(
+        [cpp_extension.get_cxx_compiler(), "-print-file-name=libstdc++_nonshared.a"],
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+    link = ["-l:libstdc++.so.6", *([beyond] if os.path.isabs(beyond) else [])]
+    link += ["-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-Wl,--as-needed"]
     macros = [("TORCH_TARGET_VERSION", TARGET)]
     make_extension = cpp_extension.CppExtension
     if nvcc:
