@@ -9,6 +9,8 @@
 #include "triplet/triplet_tuning.h"
 
 #ifdef FUSED_OPS_CUDA_VERSION
+#include <cuda_runtime_api.h>
+
 #include "svgd/svgd_launch.h"
 #include "svgd/svgd_small_launch.h"
 #else
@@ -49,6 +51,14 @@ PYBIND11_MODULE(_C, module) {
   module.attr("BANDWIDTH_RULES") = as_tuple(fused_ops::kBandwidthRules);
 
 #ifndef FUSED_OPS_WITHOUT_CUDA
+  module.def(
+      "driver_cuda_version",
+      [] {
+        int version = 0;
+        cudaDriverGetVersion(&version);
+        return py::make_tuple(version / 1000, version % 1000 / 10);
+      },
+      "The newest CUDA that the installed driver runs, (0, 0) without one. Creates no context.");
   module.attr("SVGD_FORMS") = as_tuple(fused_ops::kSvgdForms);
   module.def(
       "svgd_forms",

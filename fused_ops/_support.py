@@ -202,6 +202,12 @@ def _find_cuda_reasons(index: int) -> tuple[str, ...]:
             "this build has no CUDA kernels, for no nvcc was found when it was compiled. "
             "Fix: install a wheel, or build with CUDA_HOME set",
         )
+    needed, driver = int(info["cuda"].split(".")[0]), native.driver_cuda_version()
+    if driver[0] < needed:
+        return (
+            f"the NVIDIA driver runs CUDA up to {driver[0]}.{driver[1]}, and this build needs "
+            f"{needed}.0. Fix: update the driver",
+        )
     capability = torch.cuda.get_device_capability(index)
     if runs_on(info["architectures"], capability):
         return ()

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What is installed and what runs where: python -m fused_ops.env_info [--json].
+"""What is installed, what runs where, and whether it computes what PyTorch does.
 
-Exits with 1 where the native module is missing or broken.
+    python -m fused_ops.env_info [--json]
+
+Exits with 1 where the native module is missing or broken, or its self-test fails.
 """
 
 import argparse
@@ -16,6 +18,7 @@ import torch
 import fused_ops
 from fused_ops._library import native, why_not
 from fused_ops._support import name_of
+from fused_ops.svgd import reference as svgd_reference
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -66,11 +69,48 @@ def _paths(device: str) -> dict[str, dict[str, str]]:
     return table
 
 
+def _check_triplet(device: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(40, 24, generator=generator).to(device) for _ in range(3)]
+    ours, theirs = ([x.clone().requires_grad_() for x in inputs] for _ in range(2))
+    loss = fused_ops.triplet_margin_loss(*ours, swap=True)
+    expected = torch.nn.functional.triplet_margin_loss(*theirs, swap=True)
+    for x in (loss, expected):
+        x.backward()
+    torch.testing.assert_close(loss, expected)
+    for x, y in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(x.grad, y.grad)
+
+
+def _check_svgd(device: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    particles = torch.randn(60, 5, generator=generator).to(device)
+    phi = fused_ops.svgd_phi(particles, -particles)
+    bandwidth = svgd_reference.bandwidth(particles, "median")
+    expected = svgd_reference.phi(particles, -particles, bandwidth, "rbf", 1.0)
+    torch.testing.assert_close(phi, expected, rtol=1e-4, atol=1e-5)
+
+
+def _self_test(device: str) -> dict[str, str]:
+    """For each op: passed, or how it failed."""
+    results = {}
+    for name, check in (("triplet_margin_loss", _check_triplet), ("svgd_phi", _check_svgd)):
+        try:
+            check(device)
+            results[name] = "passed"
+        except Exception as error:  # whatever it is, it belongs into the report
+            results[name] = f"FAILED: {type(error).__name__}: {error}".split("\n")[0]
+    return results
+
+
 def collect() -> dict:
     """All facts, as data."""
     build = native.build_info() if native else None
     disabled = os.environ.get("FUSED_OPS_DISABLE_NATIVE") == "1"
     gpus = _gpus()
+    devices = ["cpu", "cuda"] if gpus else ["cpu"]
+    tests = {device: _self_test(device) for device in devices}
+    failed = any(result != "passed" for test in tests.values() for result in test.values())
     return {
         "fused_ops": fused_ops.__version__,
         "python": platform.python_version(),
@@ -83,8 +123,9 @@ def collect() -> dict:
         "native_loaded": native is not None,
         "native_problem": why_not or None,
         "build": build,
-        "paths": {device: _paths(device) for device in (["cpu", "cuda"] if gpus else ["cpu"])},
-        "broken": native is None and not disabled,
+        "paths": {device: _paths(device) for device in devices},
+        "self_test": tests,
+        "broken": failed or (native is None and not disabled),
     }
 
 
@@ -109,6 +150,7 @@ def _lines(facts: dict):
     for device, table in facts["paths"].items():
         for op, row in table.items():
             yield f"\n{op} on {device} ({row['limits']})"
+            yield f"  {'self-test':12} {facts['self_test'][device][op]}"
             for dtype in map(name_of, DTYPES):
                 yield f"  {dtype:12} {row[dtype]}"
 

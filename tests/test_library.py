@@ -184,20 +184,28 @@ def test_architectures(architectures, capability, runs):
 
 
 @pytest.mark.parametrize(
-    ("cuda", "architectures", "text"),
+    ("cuda", "driver", "architectures", "text"),
     [
         (
             "",
+            (13, 0),
             "",
             "this build has no CUDA kernels, .* Fix: install a wheel, or build with CUDA_HOME",
         ),
-        ("13.0", "9.0", r"no kernels for compute capability 8\.9, only for 9\.0\. Fix: build with"),
-        ("13.0", "8.0 9.0", None),
+        ("13.0", (12, 8), "8.0", r"driver runs CUDA up to 12\.8, .* needs 13\.0\. Fix: update the"),
+        (
+            "13.0",
+            (13, 0),
+            "9.0",
+            r"no kernels for compute capability 8\.9, only for 9\.0\. Fix: build with",
+        ),
+        ("13.0", (13, 2), "8.0 9.0", None),
     ],
 )
-def test_reasons_against_the_cuda_kernels(monkeypatch, cuda, architectures, text):
+def test_reasons_against_the_cuda_kernels(monkeypatch, cuda, driver, architectures, text):
     info = {"cuda": cuda, "architectures": architectures}
-    monkeypatch.setattr(_support, "native", SimpleNamespace(build_info=lambda: info))
+    native = SimpleNamespace(build_info=lambda: info, driver_cuda_version=lambda: driver)
+    monkeypatch.setattr(_support, "native", native)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8, 9))
     monkeypatch.setattr(_support, "_known_cuda_reasons", {})
     if text is None:
@@ -217,6 +225,7 @@ def test_env_info(monkeypatch, capsys):
     assert not facts["broken"]
     row = facts["paths"]["cpu"]["triplet_margin_loss"]
     assert all(row[name] == "fused" for name in fused_ops._C.DTYPES)
+    assert facts["self_test"]["cpu"] == {"triplet_margin_loss": "passed", "svgd_phi": "passed"}
     monkeypatch.setattr(sys, "argv", ["env_info"])
     assert env_info.main() == 0
     assert f"torch          {torch.__version__}" in capsys.readouterr().out
@@ -228,6 +237,23 @@ def test_env_info(monkeypatch, capsys):
     facts = json.loads(capsys.readouterr().out)
     assert (facts["native_loaded"], facts["native_problem"]) == (False, "it is gone")
     assert facts["paths"]["cpu"]["triplet_margin_loss"]["float32"] == "pytorch; it is gone"
+
+
+def test_env_info_finds_wrong_results(monkeypatch, capsys):
+    monkeypatch.setattr(fused_ops, "svgd_phi", lambda particles, score: score)
+    monkeypatch.setattr(sys, "argv", ["env_info"])
+    assert env_info.main() == 1
+    printed = capsys.readouterr().out
+    assert "self-test    passed" in printed
+    assert "self-test    FAILED: AssertionError: Tensor-likes are not close!" in printed
+
+
+@pytest.mark.skipif(not fused_ops._C.build_info()["cuda"], reason="built without CUDA")
+def test_the_driver_is_asked_without_a_context():
+    version = fused_ops._C.driver_cuda_version()
+    assert len(version) == 2
+    assert (version > (0, 0)) >= torch.cuda.is_available()
+    assert not torch.cuda.is_available() or version >= (13, 0)
 
 
 def test_public_names():

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""README's table of what is supported is that of docs/support.json."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+specification = importlib.util.spec_from_file_location(
+    "support_matrix", ROOT / "tools" / "support_matrix.py"
+)
+support_matrix = importlib.util.module_from_spec(specification)
+specification.loader.exec_module(support_matrix)
+
+
+def test_readme_is_up_to_date(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["support_matrix.py", "--check"])
+    assert support_matrix.main() == 0
+
+
+def test_table_is_replaced():
+    readme = f"before\n{support_matrix.BEGIN}old\n{support_matrix.END}after\n"
+    new = support_matrix.render(readme, {"Python": "3.10"})
+    assert new == readme.replace("old", "| | |\n|---|---|\n| Python | 3.10 |")
+    with pytest.raises(ValueError, match=r"README\.md: expected the marks"):
+        support_matrix.render("no marks", {})
