@@ -85,7 +85,7 @@ def _undefined(elf: ELFFile) -> Iterator[Symbol]:
 
 def read_architectures(path: Path) -> set[str]:
     """The GPU code in a library, by cuobjdump of the package nvidia-cuda-cuobjdump."""
-    program = next(Path(sysconfig.get_path("purelib")).glob("nvidia/**/bin/cuobjdump"), "cuobjdump")
+    program = next(Path(sysconfig.get_path("purelib")).glob("nvidia/**/bin/cuobjdump"))
     found = set()
     for option, pattern, name in (
         ("--list-elf", r"\.(sm_\w+)\.cubin", "{}"),
