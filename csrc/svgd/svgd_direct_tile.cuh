@@ -131,8 +131,6 @@ __device__ inline void direct_weights(const float (&distances)[kRows][kColumns],
                                       const KernelScale<float>& scale, int64_t left,
                                       DirectShared& shared, float (&row_sums)[kRows]) {
   const DirectPatch patch;
-  constexpr float log2_e = 1.44269504f;
-  const float slope = -log2_e * scale.half_inverse;
   float tile_sums[kRows] = {};
 #pragma unroll
   for (int b = 0; b < kColumns; ++b) {
@@ -145,7 +143,7 @@ __device__ inline void direct_weights(const float (&distances)[kRows][kColumns],
         const float distance = distances[quad + a][b];
         const float weight = form == DirectForm::imq
                                  ? 1.0f / sqrtf(1.0f + distance * scale.half_inverse)
-                                 : exp2_approximate(distance * slope);
+                                 : exp2_approximate(-scale.slope * distance);
         k.value[a] = inside ? weight : 0.0f;
         tile_sums[quad + a] += k.value[a];
       }

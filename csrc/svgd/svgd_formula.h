@@ -78,6 +78,8 @@ FUSED_OPS_HOST_DEVICE inline bool may_centre(T max_squared_norm, T bandwidth) {
 template <typename T>
 struct KernelScale {
   T half_inverse;  // 1 / (2h)
+  T slope;         // rbf: K = 2^(-slope d2). Rounded once, for its error is that of all pairs alike
+                   // and does not average out as theirs do
   T repulsion;     // repulsion / h, for imq half of it
 
   FUSED_OPS_HOST_DEVICE KernelScale(SteinKernel kernel, T bandwidth, T strength) {
@@ -85,6 +87,9 @@ struct KernelScale {
     const T most = std::numeric_limits<T>::max();
     const T inverse = T(1) / bandwidth > most ? most : T(1) / bandwidth;
     half_inverse = inverse / T(2);
+    constexpr double half_log2_e = 0.72134752044448170368;
+    const double exact = half_log2_e / static_cast<double>(bandwidth);
+    slope = exact > static_cast<double>(most) ? most : static_cast<T>(exact);
     repulsion = strength * (kernel == SteinKernel::imq ? half_inverse : inverse);
   }
 };

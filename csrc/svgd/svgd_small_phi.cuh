@@ -28,20 +28,20 @@ constexpr float kMaxValue = 0x1p100f;
 
 // Times kWeightScale. The power of two is good to 2^-22, and its exponent to 2^-24 of itself.
 template <SteinKernel kernel>
-__device__ inline float scaled_weight(float distance, float half_inverse) {
+__device__ inline float scaled_weight(float distance, const KernelScale<float>& scale) {
   float weight;
   if constexpr (kernel == SteinKernel::rbf) {
-    constexpr float log2_e = 1.44269504f;
-    weight = power_of_two(fma(distance, -log2_e * half_inverse, kWeightExponent));
+    weight = power_of_two(fma(distance, -scale.slope, kWeightExponent));
   } else {
-    weight = kWeightScale * rsqrtf(fma(distance, half_inverse, 1.0f));
+    weight = kWeightScale * rsqrtf(fma(distance, scale.half_inverse, 1.0f));
   }
   return distance == kNoPair ? 0.0f : weight;
 }
 
 template <SteinKernel kernel, int size>
 __device__ inline void store_small_weights(const SmallDistances<size>& distances,
-                                           float half_inverse, SmallPhiShared<size>& shared) {
+                                           const KernelScale<float>& scale,
+                                           SmallPhiShared<size>& shared) {
   constexpr int patch = SmallShape<size>::patch;
   const int row = patch * distances.row();
   const int column = patch * distances.column();
@@ -49,7 +49,7 @@ __device__ inline void store_small_weights(const SmallDistances<size>& distances
   for (int a = 0; a < patch; ++a) {
     const int place = swizzled_place<SmallShape<size>::edge>(row + a, column);
     if constexpr (patch == 1) {
-      const float weight = scaled_weight<kernel>(distances.at[0][0], half_inverse);
+      const float weight = scaled_weight<kernel>(distances.at[0][0], scale);
       const __half high = __float2half_rn(weight);
       shared.weights[0][place] = high;
       shared.weights[1][place] = __float2half_rn(weight - __half2float(high));
@@ -57,9 +57,8 @@ __device__ inline void store_small_weights(const SmallDistances<size>& distances
       Vector<uint32_t, patch / 2> high, low;
 #pragma unroll
       for (int b = 0; b < patch; b += 2) {
-        const HalfPair pair =
-            split_pair(scaled_weight<kernel>(distances.at[a][b], half_inverse),
-                       scaled_weight<kernel>(distances.at[a][b + 1], half_inverse));
+        const HalfPair pair = split_pair(scaled_weight<kernel>(distances.at[a][b], scale),
+                                         scaled_weight<kernel>(distances.at[a][b + 1], scale));
         high.value[b / 2] = pair.high;
         low.value[b / 2] = pair.low;
       }
@@ -236,7 +235,7 @@ __device__ inline void small_phi(const SvgdUpdate& update, const SmallTile& tile
   // loads 0.5 us faster.
   constexpr bool early = size < 8;
   if constexpr (early) sources.load(update, tile, 0);
-  store_small_weights<kernel>(distances, scale.half_inverse, shared);
+  store_small_weights<kernel>(distances, scale, shared);
   if constexpr (!early) sources.load(update, tile, 0);
   const int half = SmallShare<size>::half();
   const int64_t slot = tile.band((tile.paired ? half : 1 - half) != 0);

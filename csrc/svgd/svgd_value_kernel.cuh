@@ -69,9 +69,10 @@ __device__ inline StreamState stream_state(const StreamTask& task, Maximum* shar
   exponent = kValueExponent + 1 - exponent;
   exponent = exponent > 100 ? 100 : exponent;
   state.value_scale = ldexpf(1.0f, exponent);
-  constexpr float log2_e = 1.44269504f;
-  const float scale = task.split.scale[0];
-  state.slope = log2_e / bandwidth_value(task.update) / scale / scale;
+  constexpr double log2_e = 1.44269504088896340736;
+  const double scale = task.split.scale[0];
+  // Rounded once, as KernelScale has it.
+  state.slope = static_cast<float>(log2_e / (bandwidth_value(task.update) * scale * scale));
   state.direct = !(isfinite(most) && isfinite(task.split.scale[1] * state.slope));
   return state;
 }
