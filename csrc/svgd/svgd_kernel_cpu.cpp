@@ -1,136 +1,16 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// CPU kernels of SVGD.
-//
-// Inner loops run over a fixed number of lanes (neighbouring particles j) with no floating-point
-// contraction, so every instruction set that FUSED_OPS_CLONES builds them for gives the same bits.
+// CPU kernels of SVGD: panels of particles, weights and the update.
 
-#include "svgd/svgd_kernel_cpu.h"
-
-#include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
-#include <limits>
-#include <type_traits>
+#include <vector>
 
-#include "common/clones.h"
 #include "common/cpu_scalar.h"
+#include "svgd/svgd_distances_cpu.h"
 #include "svgd/svgd_formula.h"
 
 namespace fused_ops {
 namespace {
-
-constexpr int64_t kColumnBlock = 512;  // particles j whose weights are in cache at a time
-
-template <typename T>
-using Key = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
-
-// Of functions that return lanes, which are all inlined.
-#pragma GCC diagnostic ignored "-Wpsabi"
-
-// Neighbouring particles j in a register, or in the two or four that other instruction sets have.
-template <typename T>
-struct LanesOf {
-  typedef T type __attribute__((vector_size(64)));
-};
-template <typename T>
-using Lanes = typename LanesOf<T>::type;
-template <typename T>
-constexpr int kLanes = sizeof(Lanes<T>) / sizeof(T);
-
-template <typename T>
-FUSED_OPS_INLINE Lanes<T> load_lanes(const T* address) {
-  Lanes<T> lanes;
-  std::memcpy(&lanes, address, sizeof(lanes));
-  return lanes;
-}
-
-template <typename T>
-FUSED_OPS_INLINE T sum_of(const Lanes<T>& lanes) {
-  T sum = 0;
-  for (int lane = 0; lane < kLanes<T>; ++lane) sum += lanes[lane];
-  return sum;
-}
-
-// Distances of particles [i, i + kRowBlock) from [j, j + columns), a multiple of the lanes.
-template <typename T>
-FUSED_OPS_CLONES void block_distances(const SvgdCpuParticles<T>& particles, int64_t i, int64_t j,
-                                      int64_t columns, T (&distances)[kRowBlock][kColumnBlock]) {
-  for (int64_t first = 0; first < columns; first += kLanes<T>) {
-    Lanes<T> total[kRowBlock] = {};
-    for (int64_t block = 0; block < particles.dim; block += kDimBlock) {
-      Lanes<T> sums[kRowBlock] = {};
-      const int64_t end = std::min(block + kDimBlock, particles.dim);
-      for (int64_t k = block; k < end; ++k) {
-        const T* x_i = particles.panels.at(k, i);
-        const Lanes<T> x_j = load_lanes(particles.panels.at(k, j + first));
-        for (int r = 0; r < kRowBlock; ++r) {
-          const Lanes<T> difference = x_i[r] - x_j;
-          sums[r] += difference * difference;
-        }
-      }
-      for (int r = 0; r < kRowBlock; ++r) total[r] += sums[r];
-    }
-    for (int r = 0; r < kRowBlock; ++r) {
-      std::memcpy(distances[r] + first, &total[r], sizeof(total[r]));
-    }
-  }
-}
-
-// As block_distances, from the stored matrix where there is one.
-template <typename T>
-void get_distances(const SvgdCpuParticles<T>& particles, int64_t i, int64_t j, int64_t columns,
-                   T (&distances)[kRowBlock][kColumnBlock]) {
-  if (particles.distances == nullptr) {
-    return block_distances(particles, i, j, columns, distances);
-  }
-  for (int64_t r = 0; r < std::min<int64_t>(kRowBlock, particles.count - i); ++r) {
-    const T* row = particles.distances + (i + r) * particles.padded + j;
-    std::copy(row, row + columns, distances[r]);
-  }
-}
-
-// Calls `visit(d2, count)` for runs of the pairs i < j whose i is in a row block.
-template <typename T, typename Visit>
-void for_each_run(const SvgdCpuParticles<T>& particles, int64_t block, const Visit& visit) {
-  alignas(64) T distances[kRowBlock][kColumnBlock];
-  const int64_t i = block * kRowBlock;
-  const int64_t rows = std::min<int64_t>(kRowBlock, particles.count - i);
-  for (int64_t j = i / kSvgdLanes<T> * kSvgdLanes<T>; j < particles.count; j += kColumnBlock) {
-    const int64_t columns = std::min(kColumnBlock, particles.padded - j);
-    get_distances(particles, i, j, columns, distances);
-    const int64_t end = std::min(j + columns, particles.count);
-    for (int64_t r = 0; r < rows; ++r) {
-      const int64_t first = std::max(j, i + r + 1);
-      if (first < end) visit(distances[r] + (first - j), end - first);
-    }
-  }
-}
-
-// The sum of a run, NaN where one of its distances is.
-template <typename T>
-FUSED_OPS_CLONES double run_sum(const T* distances, int64_t count) {
-  double sums[16] = {};
-  int64_t first = 0;
-  for (; first + 16 <= count; first += 16) {
-    for (int lane = 0; lane < 16; ++lane) sums[lane] += distances[first + lane];
-  }
-  for (int lane = 0; lane < count - first; ++lane) sums[lane] += distances[first + lane];
-  double sum = 0;
-  for (const double part : sums) sum += part;
-  return sum;
-}
-
-// The bits below the sign are cut into digits from the top; the last one may be shorter.
-template <typename T>
-int digit_bits(int bits, int digit) {
-  return std::min(bits, static_cast<int>(sizeof(T)) * 8 - 1 - bits * digit);
-}
-
-template <typename T>
-int digit_shift(int bits, int digit) {
-  return std::max(0, static_cast<int>(sizeof(T)) * 8 - 1 - bits * (digit + 1));
-}
 
 // e^x for x <= 0, within 2 units in the last place; 0 below the smallest normal result. The same
 // bits on every instruction set, which a library's exp does not promise.
@@ -305,62 +185,6 @@ void svgd_store_distances(const SvgdCpuParticles<T>& particles, T* distances, in
 }
 
 template <typename T>
-void svgd_count(const SvgdCpuParticles<T>& particles, int digit, uint64_t prefix, int64_t begin,
-                int64_t end, DigitCounts& counts, double* block_sums) {
-  const int bits = digit_bits<T>(counts.bits, digit);
-  const int shift = digit_shift<T>(counts.bits, digit);
-  const Key<T> mask = (Key<T>(1) << bits) - 1;
-  // Neighbours often share a bin, and two counters let their increments overlap.
-  std::vector<int64_t> odd(counts.bins.size());
-  int64_t* const bins[2] = {counts.bins.data(), odd.data()};
-  for (int64_t block = begin; block < end; ++block) {
-    double sum = 0;
-    for_each_run(particles, block, [&](const T* distances, int64_t count) {
-      if (digit == 0) sum += run_sum(distances, count);
-      for (int64_t pair = 0; pair < count; ++pair) {
-        const Key<T> key = std::bit_cast<Key<T>>(distances[pair]) >> shift;
-        if ((key >> bits) == prefix) ++bins[pair % 2][key & mask];
-      }
-    });
-    if (digit == 0) {
-      counts.nan |= sum != sum;
-      block_sums[block] = sum;
-    }
-  }
-  for (size_t bin = 0; bin < odd.size(); ++bin) counts.bins[bin] += odd[bin];
-}
-
-uint64_t svgd_find_bin(const DigitCounts& counts, int64_t& rank) {
-  // NaN leaves too few pairs for the rank: then any bin does, since the median is NaN.
-  uint64_t bin = 0;
-  while (bin + 1 < counts.bins.size() && rank >= counts.bins[bin]) rank -= counts.bins[bin++];
-  return bin;
-}
-
-template <typename T>
-uint64_t svgd_append_digit(uint64_t prefix, int bits, int digit, uint64_t bin) {
-  return prefix << digit_bits<T>(bits, digit) | bin;
-}
-
-template <typename T>
-T svgd_value(uint64_t key) {
-  return std::bit_cast<T>(static_cast<Key<T>>(key));
-}
-
-template <typename T>
-T svgd_next_above(const SvgdCpuParticles<T>& particles, T value, int64_t begin, int64_t end) {
-  T next = std::numeric_limits<T>::infinity();
-  for (int64_t block = begin; block < end; ++block) {
-    for_each_run(particles, block, [&](const T* distances, int64_t count) {
-      for (int64_t pair = 0; pair < count; ++pair) {
-        if (distances[pair] > value && distances[pair] < next) next = distances[pair];
-      }
-    });
-  }
-  return next;
-}
-
-template <typename T>
 bool svgd_centre(const SvgdUpdate& update, const SvgdCpuParticles<T>& particles, T bandwidth,
                  const SvgdPanels<T>& score, T* mean) {
   if (update.kernel != SteinKernel::rbf) return false;
@@ -427,11 +251,6 @@ void svgd_update_rows(const SvgdUpdate& update, const SvgdCpuParticles<T>& parti
   template void svgd_transpose<T>(ScalarType, const void*, int64_t, int64_t,               \
                                   const SvgdPanels<T>&);                                   \
   template void svgd_store_distances<T>(const SvgdCpuParticles<T>&, T*, int64_t, int64_t); \
-  template void svgd_count<T>(const SvgdCpuParticles<T>&, int, uint64_t, int64_t, int64_t, \
-                              DigitCounts&, double*);                                      \
-  template uint64_t svgd_append_digit<T>(uint64_t, int, int, uint64_t);                    \
-  template T svgd_value<T>(uint64_t);                                                      \
-  template T svgd_next_above<T>(const SvgdCpuParticles<T>&, T, int64_t, int64_t);          \
   template bool svgd_centre<T>(const SvgdUpdate&, const SvgdCpuParticles<T>&, T,           \
                                const SvgdPanels<T>&, T*);                                  \
   template void svgd_update_rows<T>(const SvgdUpdate&, const SvgdCpuParticles<T>&,         \

@@ -23,11 +23,6 @@ struct SvgdSmallPolicy {
 SvgdSmallPolicy svgd_small_policy(const SvgdParticles& particles, int multiprocessors,
                                   int shared_bytes, int patch = 0);
 
-inline bool svgd_small_takes(const SvgdParticles& particles, int multiprocessors,
-                             int shared_bytes) {
-  return svgd_small_policy(particles, multiprocessors, shared_bytes).bands > 0;
-}
-
 // Bytes of scratch memory, 16-byte aligned; uninitialised.
 int64_t svgd_small_bytes(const SvgdParticles& particles, const SvgdSmallPolicy& policy);
 
