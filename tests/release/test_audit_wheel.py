@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The audit of wheels refuses what breaks each of its rules."""
 
-import importlib.util
 import shutil
 import subprocess
 import sys
@@ -10,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-TOOL = Path(__file__).parents[2] / "tools" / "audit_wheel.py"
-specification = importlib.util.spec_from_file_location("audit_wheel", TOOL)
-audit_wheel = importlib.util.module_from_spec(specification)
-sys.modules["audit_wheel"] = audit_wheel
-specification.loader.exec_module(audit_wheel)
+from .loading import load_tool
+
+audit_wheel = load_tool("audit_wheel")
 Module, Symbol = audit_wheel.Module, audit_wheel.Symbol
 
 GOOD = Module(

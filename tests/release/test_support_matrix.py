@@ -1,17 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """README's table of what is supported is that of docs/support.json."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[2]
-specification = importlib.util.spec_from_file_location(
-    "support_matrix", ROOT / "tools" / "support_matrix.py"
-)
-support_matrix = importlib.util.module_from_spec(specification)
-specification.loader.exec_module(support_matrix)
+from .loading import load_tool
+
+support_matrix = load_tool("support_matrix")
 
 
 def test_readme_is_up_to_date(monkeypatch):
