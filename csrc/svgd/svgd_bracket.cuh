@@ -17,6 +17,7 @@
 
 #pragma once
 
+#include "svgd/svgd_device.cuh"
 #include "svgd/svgd_median_kernel.cuh"
 #include "svgd/svgd_split.h"
 
@@ -25,7 +26,6 @@ namespace fused_ops {
 constexpr int kBracket = 3;  // keys: its low end, the sample's middle, its high end
 constexpr int kSampleDigits = DistanceKey<float>::digits;
 constexpr int kSelectPasses = 6;
-constexpr unsigned kInfinityKey = 0x7f800000u;
 constexpr unsigned kNoKey = 0xffffffffu;  // of what is no pair: above all keys
 
 // What a counting kernel leaves.

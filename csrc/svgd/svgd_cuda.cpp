@@ -63,7 +63,7 @@ struct SvgdLaunches {
                           (forced == SvgdForm::small      ? small.bands > 0
                            : forced == SvgdForm::products ? many && policy.bracket.tensor_cores
                                                           : many);
-    STD_TORCH_CHECK(possible, "form: ", kSvgdForms[possible ? 0 : static_cast<int>(forced)],
+    STD_TORCH_CHECK(possible, "form: ", kSvgdForms[static_cast<int>(forced)],
                     " does not take these particles on this device");
     if (forced != SvgdForm::automatic) {
       policy.bracket.tensor_cores &= forced == SvgdForm::products;

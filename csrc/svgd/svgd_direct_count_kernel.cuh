@@ -216,11 +216,7 @@ static __global__ void __launch_bounds__(kTileThreads, 2)
   if (threadIdx.x == 0) shared.listed = 0;
   if (threadIdx.x < kBracket) shared.equal[threadIdx.x] = 0;
   PatchCounts counts;
-  const int64_t edge = (task.particles.count + kPairTile - 1) / kPairTile;
-  const int64_t tiles = edge * (edge + 1) / 2;
-  for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
-    int64_t row, column;
-    triangle_tile(index, row, column);
+  for_each_triangle_tile(task.particles.count, kPairTile, [&](int64_t row, int64_t column) {
     float distances[kPairPatch][kPairPatch];
     const int64_t first_i = column * kPairTile;
     const int64_t first_j = row * kPairTile;
@@ -229,7 +225,7 @@ static __global__ void __launch_bounds__(kTileThreads, 2)
       mask_patch(task.particles, first_i, first_j, distances);
     }
     visit_patch(task, distances, bracket, shared, counts);
-  }
+  });
   if (counts.below != 0) atomicAdd(&state.direct.below, counts.below);
   // The last tile ended in a barrier.
   if (threadIdx.x < kBracket)

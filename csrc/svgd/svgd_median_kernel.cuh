@@ -100,6 +100,18 @@ __device__ inline void triangle_tile(int64_t index, int64_t& row, int64_t& colum
   column = index - row * (row + 1) / 2;
 }
 
+// Calls `visit(row, column)` for this block's tiles of the pairs i <= j, `tile` particles a side.
+template <typename Visit>
+__device__ inline void for_each_triangle_tile(int64_t count, int64_t tile, Visit visit) {
+  const int64_t edge = (count + tile - 1) / tile;
+  const int64_t tiles = edge * (edge + 1) / 2;
+  for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
+    int64_t row, column;
+    triangle_tile(index, row, column);
+    visit(row, column);
+  }
+}
+
 // Finds the bin of `digit` that holds the rank and writes it down. One block does so.
 template <typename T>
 __device__ inline void pick_digit(const MedianTask& task, int digit) {
@@ -180,11 +192,7 @@ __device__ inline void for_each_pair(const MedianTask& task, bool first_pass, Vi
                                      After after) {
   constexpr int tile = 16 * patch;
   __shared__ CoordinateTile<T, tile> tile_i, tile_j;
-  const int64_t edge = (task.particles.count + tile - 1) / tile;
-  const int64_t tiles = edge * (edge + 1) / 2;
-  for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
-    int64_t row, column;
-    triangle_tile(index, row, column);
+  for_each_triangle_tile(task.particles.count, tile, [&](int64_t row, int64_t column) {
     T distances[patch][patch];
     T* matrix = static_cast<T*>(task.distances);
     if (matrix != nullptr && !first_pass) {
@@ -205,7 +213,7 @@ __device__ inline void for_each_pair(const MedianTask& task, bool first_pass, Vi
       }
     }
     after();
-  }
+  });
 }
 
 template <typename T, int patch>

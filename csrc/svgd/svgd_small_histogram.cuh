@@ -116,14 +116,14 @@ __device__ inline void flush_histogram(const unsigned* histogram, int bins,
   }
 }
 
-struct RankPlace {
+struct SmallRankPlace {
   unsigned bin;
   unsigned rank;  // within the bin
   bool found;     // whether the histogram reaches the rank at all
 };
 
 // Of 64 counts, two neighbours to a lane, the one that holds the rank. The same in all lanes.
-__device__ inline RankPlace find_rank_among(uint2 counts, unsigned rank) {
+__device__ inline SmallRankPlace find_rank_among(uint2 counts, unsigned rank) {
   const int lane = threadIdx.x % kWarpSize;
   const unsigned sum = counts.x + counts.y;
   unsigned before = sum;
@@ -143,23 +143,24 @@ __device__ inline RankPlace find_rank_among(uint2 counts, unsigned rank) {
 }
 
 // The bin of a complete histogram that holds the rank, found by one warp.
-__device__ inline RankPlace find_rank(const SmallHistogram& histogram, unsigned rank) {
+__device__ inline SmallRankPlace find_rank(const SmallHistogram& histogram, unsigned rank) {
   const int lane = threadIdx.x % kWarpSize;
   const auto load_pair = [&](const unsigned* counts) {
     return __ldcg(reinterpret_cast<const uint2*>(counts) + lane);
   };
-  const RankPlace group = find_rank_among(load_pair(histogram.groups), rank);
+  const SmallRankPlace group = find_rank_among(load_pair(histogram.groups), rank);
   if (!group.found) return group;
-  RankPlace place = find_rank_among(load_pair(histogram.bins + kGroupBins * group.bin), group.rank);
+  SmallRankPlace place =
+      find_rank_among(load_pair(histogram.bins + kGroupBins * group.bin), group.rank);
   place.bin += kGroupBins * group.bin;
   return place;
 }
 
 // The same in all threads of the block.
-__device__ inline RankPlace find_rank(const SmallHistogram& histogram, unsigned rank,
-                                      SmallSelectShared& shared) {
+__device__ inline SmallRankPlace find_rank(const SmallHistogram& histogram, unsigned rank,
+                                           SmallSelectShared& shared) {
   if (threadIdx.x < kWarpSize) {
-    const RankPlace place = find_rank(histogram, rank);
+    const SmallRankPlace place = find_rank(histogram, rank);
     if (threadIdx.x == 0) {
       shared.bin = place.bin;
       shared.rank = place.rank;
@@ -167,14 +168,14 @@ __device__ inline RankPlace find_rank(const SmallHistogram& histogram, unsigned 
     }
   }
   __syncthreads();
-  const RankPlace place{shared.bin, shared.rank, shared.total != 0};
+  const SmallRankPlace place{shared.bin, shared.rank, shared.total != 0};
   __syncthreads();
   return place;
 }
 
 // The same for the window, which the block's first threads read at once.
-__device__ inline RankPlace find_window_rank(const unsigned* window, unsigned rank,
-                                             SmallSelectShared& shared) {
+__device__ inline SmallRankPlace find_window_rank(const unsigned* window, unsigned rank,
+                                                  SmallSelectShared& shared) {
   constexpr int readers = kWindowBins / 4;
   const int lane = threadIdx.x % kWarpSize;
   const int warp = threadIdx.x / kWarpSize;

@@ -146,8 +146,7 @@ __global__ void __launch_bounds__(SmallShape<size>::threads, 1)
   } else {
     small_distances(update.particles, tile, fetch, shared.search.coordinates, distances,
                     [] { __syncthreads(); });
-    bandwidth = update.bandwidth != nullptr ? *static_cast<const float*>(update.bandwidth)
-                                            : static_cast<float>(update.bandwidth_number);
+    bandwidth = bandwidth_value(update);
   }
   small_phi<kernel>(update, tile, distances, bandwidth, task.partial, shared.phi);
   cooperative_groups::this_grid().sync();

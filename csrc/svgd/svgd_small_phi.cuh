@@ -14,6 +14,7 @@
 
 #pragma once
 
+#include "svgd/svgd_device.cuh"
 #include "svgd/svgd_formula.h"
 #include "svgd/svgd_small_product.cuh"
 #include "svgd/svgd_small_sources.cuh"
@@ -31,7 +32,7 @@ template <SteinKernel kernel>
 __device__ inline float scaled_weight(float distance, const KernelScale<float>& scale) {
   float weight;
   if constexpr (kernel == SteinKernel::rbf) {
-    weight = power_of_two(fma(distance, -scale.slope, kWeightExponent));
+    weight = exp2_approximate(fma(distance, -scale.slope, kWeightExponent));
   } else {
     weight = kWeightScale * rsqrtf(fma(distance, scale.half_inverse, 1.0f));
   }

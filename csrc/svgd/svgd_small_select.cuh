@@ -17,6 +17,7 @@
 
 #include <utility>
 
+#include "svgd/svgd_device.cuh"
 #include "svgd/svgd_formula.h"
 #include "svgd/svgd_small_histogram.cuh"
 
@@ -25,7 +26,6 @@ namespace fused_ops {
 using GridToken = cooperative_groups::grid_group::arrival_token;
 
 constexpr int kSmallPasses = 5;  // the window, its bin; or three digits
-constexpr unsigned kInfinityKey = 0x7f800000u;
 
 // In device memory, zero at first.
 struct alignas(16) SmallMedianScratch {
@@ -58,20 +58,17 @@ template <int size>
 __device__ inline float next_above(const SmallDistances<size>& distances, unsigned key,
                                    SmallMedianScratch* scratch) {
   constexpr int patch = SmallShape<size>::patch;
-  unsigned complement = 0;
+  Maximum complement;
 #pragma unroll
   for (int a = 0; a < patch; ++a) {
 #pragma unroll
     for (int b = 0; b < patch; ++b) {
       const unsigned other = __float_as_uint(distances.at[a][b]);
-      if (other > key && other <= kInfinityKey && ~other > complement) complement = ~other;
+      if (other > key && other <= kInfinityKey) complement.merge({~other});
     }
   }
-  for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
-    const unsigned other = __shfl_xor_sync(0xffffffffu, complement, offset);
-    complement = other > complement ? other : complement;
-  }
-  if (threadIdx.x % kWarpSize == 0) atomicMax(&scratch->next_above, complement);
+  complement = reduce_group<Maximum>(complement, kWarpSize, nullptr);
+  if (threadIdx.x % kWarpSize == 0) atomicMax(&scratch->next_above, complement.bits);
   cooperative_groups::this_grid().sync();
   return __uint_as_float(~__ldcg(&scratch->next_above));
 }
@@ -102,7 +99,7 @@ __device__ inline MiddleDistances select_distances(const SmallDistances<size>& d
   if (nan) scratch->nan = 1;  // every writer writes the same
   grid.sync();
   const unsigned any_nan = __ldcg(&scratch->nan);  // on its way while the rank is looked for
-  RankPlace place = find_window_rank(scratch->window, rank, shared);
+  SmallRankPlace place = find_window_rank(scratch->window, rank, shared);
   const float not_a_number = std::numeric_limits<float>::quiet_NaN();
   if (any_nan != 0) return {not_a_number, not_a_number};
   int pass = 0;
@@ -129,7 +126,7 @@ __device__ inline MiddleDistances select_distances(const SmallDistances<size>& d
   const unsigned key = range.low + place.bin;
   const float lower = __uint_as_float(key);
   if (!mean_of_two) return {lower, lower};
-  const RankPlace next = find_rank(scratch->histograms[pass], rank + 1, shared);
+  const SmallRankPlace next = find_rank(scratch->histograms[pass], rank + 1, shared);
   return {lower,
           next.found ? __uint_as_float(range.low + next.bin) : next_above(distances, key, scratch)};
 }

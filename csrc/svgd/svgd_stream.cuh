@@ -12,6 +12,7 @@
 #include "common/device/reduce.cuh"
 #include "common/device/vector.cuh"
 #include "svgd/svgd.h"
+#include "svgd/svgd_device.cuh"
 #include "svgd/svgd_formula.h"
 #include "svgd/svgd_guard.cuh"
 #include "svgd/svgd_split.h"
@@ -40,18 +41,6 @@ struct StreamTask {
   int tiles_per_split;
   int splits;
 };
-
-__device__ inline float bandwidth_value(const SvgdUpdate& update) {
-  return update.bandwidth != nullptr ? *static_cast<const float*>(update.bandwidth)
-                                     : static_cast<float>(update.bandwidth_number);
-}
-
-// 2^x to two units in the last place in one instruction, zero below 2^-126.
-__device__ inline float exp2_approximate(float x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
 
 // The result of one element from phi times N.
 __device__ inline void store_result(const SvgdUpdate& update, int64_t row, int64_t column,

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "common/ceil_div.h"
 #include "common/device_limits.h"
 #include "svgd/svgd.h"
 
@@ -77,8 +78,6 @@ inline bool has_tensor_kernels(const DeviceLimits& limits) {
   return limits.capability == 90 &&
          std::string_view(FUSED_OPS_ARCHITECTURES).find("9.0a") != std::string_view::npos;
 }
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Dimensions that tensor cores see, the others zero.
 constexpr int64_t padded_dim(int64_t dim) {

@@ -12,6 +12,7 @@
 
 #pragma once
 
+#include "svgd/svgd_device.cuh"
 #include "svgd/svgd_distances.cuh"
 #include "svgd/svgd_formula.h"
 
@@ -126,10 +127,7 @@ __global__ void __launch_bounds__(kTileThreads)
   Weights<T>& weights = shared.weights;
   const SvgdUpdate& update = task.update;
   const SvgdParticles& particles = update.particles;
-  const KernelScale<T> scale(kernel,
-                             update.bandwidth != nullptr ? *static_cast<const T*>(update.bandwidth)
-                                                         : static_cast<T>(update.bandwidth_number),
-                             static_cast<T>(update.repulsion));
+  const KernelScale<T> scale(kernel, bandwidth_value<T>(update), static_cast<T>(update.repulsion));
   const auto tiles_i = static_cast<unsigned>((particles.count + kUpdateTile - 1) / kUpdateTile);
   const int64_t first_i = int64_t{blockIdx.x % tiles_i} * kUpdateTile;
   const int64_t first_d = int64_t{blockIdx.x / tiles_i} * chunk;

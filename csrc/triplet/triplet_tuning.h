@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "common/ceil_div.h"
+
 namespace fused_ops {
 
 // How the threads share the rows.
@@ -50,11 +52,9 @@ struct TripletPolicy {
   int shared_bytes;
 };
 
-constexpr int64_t triplet_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Elements of a tile's rows in the memory for one input: they start anywhere within an access.
 constexpr int64_t triplet_tile_capacity(int64_t rows, int64_t dim, int width) {
-  return triplet_ceil_div(rows * dim + width - 1, width) * width;
+  return ceil_div(rows * dim + width - 1, width) * width;
 }
 
 // How a block shares a tile, for rows of up to `longest` elements.
@@ -86,7 +86,7 @@ inline void choose_triplet_tile(TripletPolicy& policy, int64_t rows, int64_t dim
     const int64_t groups = shape.threads_per_block / shape.threads_per_row;
     const bool fits = dim <= shape.longest && bytes(groups) <= shared_memory - kTripletOtherShared;
     if (!fits || (groups > 1 && rows < groups * multiprocessors)) continue;
-    const int64_t share = triplet_ceil_div(rows, int64_t{kTripletTileBlocks} * multiprocessors);
+    const int64_t share = ceil_div(rows, int64_t{kTripletTileBlocks} * multiprocessors);
     int64_t tile_rows = groups;
     while (tile_rows < share &&
            bytes(tile_rows + groups) <= shared_memory / kTripletTileBlocks - kTripletOtherShared) {
@@ -107,7 +107,6 @@ inline void choose_triplet_tile(TripletPolicy& policy, int64_t rows, int64_t dim
 inline TripletPolicy choose_triplet_policy(int64_t rows, int64_t dim, int width, bool whole,
                                            bool packed, int multiprocessors, int shared_memory,
                                            TripletForm form) {
-  const auto ceil_div = triplet_ceil_div;
   const int64_t span = whole ? dim : dim + width - 1;  // with what the first access may have before
   const int64_t accesses = ceil_div(span, width);      // to a row
 

@@ -45,13 +45,6 @@ __device__ inline void load_matrices_either(uint32_t (&words)[4], const __half* 
       : "memory");
 }
 
-// 2^x to about 2^-22 of itself.
-__device__ inline float power_of_two(float x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
-
 // sum += A B.
 __device__ inline void add_product(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0,
                                    uint32_t b1) {
