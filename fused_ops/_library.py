@@ -29,7 +29,10 @@ def _cause_and_fix() -> tuple[ModuleType | None, str]:
             "Fix: pip install --upgrade torch"
         )
     if sys.platform != "linux":
-        return None, f"there are no kernels for {sys.platform}, only for Linux"
+        return None, (
+            f"the kernels are for Linux and this is {sys.platform}. "
+            "Fix: FUSED_OPS_DISABLE_NATIVE=1 hides this, and WSL runs the kernels on Windows"
+        )
     try:
         return importlib.import_module("fused_ops._C"), ""
     except ModuleNotFoundError:

@@ -9,6 +9,7 @@ import torch
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "cuda: needs a CUDA device")
+    config.addinivalue_line("markers", "timing: compares times; wants the machine to itself")
     # Without the native module most tests would compare PyTorch with itself.
     os.environ["FUSED_OPS_REQUIRE_NATIVE"] = "1"
     # Thousands of small calls, which several threads slow down, the more so on a busy machine.

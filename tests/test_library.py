@@ -138,7 +138,14 @@ CAUSES = {
         lambda patch: patch.setattr(torch, "__version__", "2.9.1+cu128"),
         r"torch 2\.9\.1\+cu128 is too old, .* Fix: pip install --upgrade torch",
     ),
-    "platform": (lambda patch: patch.setattr(sys, "platform", "darwin"), "no kernels for darwin"),
+    "macOS": (
+        lambda patch: patch.setattr(sys, "platform", "darwin"),
+        "for Linux and this is darwin. Fix: FUSED_OPS_DISABLE_NATIVE=1 hides this",
+    ),
+    "Windows": (
+        lambda patch: patch.setattr(sys, "platform", "win32"),
+        "for Linux and this is win32. Fix: .* WSL runs the kernels on Windows",
+    ),
 }
 
 

@@ -10,7 +10,7 @@ from fused_ops import median_bandwidth
 
 from .cases import random_tensor
 
-pytestmark = pytest.mark.usefixtures("fused_only")
+pytestmark = [pytest.mark.usefixtures("fused_only"), pytest.mark.timing]
 
 
 def seconds(device, function, repeats=20):
