@@ -159,7 +159,8 @@ def tensor_reasons(*tensors: torch.Tensor) -> list[str]:
         forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors
     ):
         reasons.append("forward-mode differentiation")
-    if torch._C._is_torch_function_mode_enabled() and _mode_intervenes():
+    # The length of the stack, which the compiler of every torch can trace.
+    if torch._C._len_torch_function_stack() > 0 and _mode_intervenes():
         reasons.append("a __torch_function__ mode is active")
     return reasons
 
