@@ -72,9 +72,9 @@ PYBIND11_MODULE(_C, module) {
         const SvgdParticles particles{type, count, dim, nullptr, dim};
         const bool small = svgd_small_policy(particles, multiprocessors, shared_memory).bands > 0;
         const StreamPolicy stream =
-            choose_stream_policy(count, dim, static_cast<SteinKernel>(kernel),
+            choose_stream_policy(count, count, dim, static_cast<SteinKernel>(kernel),
                                  static_cast<Precision>(precision), limits);
-        const SvgdForm median = choose_median_form(svgd_policy(particles, limits), small);
+        const SvgdForm median = choose_median_form(svgd_policy(particles, count, 1, limits), small);
         const SvgdForm update = choose_update_form(count, single, stream, small);
         py::dict result;
         result["median"] = kSvgdForms[static_cast<int>(median)];

@@ -44,6 +44,13 @@ struct SvgdParticles {
   int64_t stride;
 };
 
+// A part of all pairs: every count-th piece of them from piece `index` on. Processes that each
+// count theirs have counted all.
+struct PairShare {
+  int index = 0;
+  int count = 1;
+};
+
 struct SvgdUpdate {
   SvgdParticles particles;
   const void* score;  // (count, dim) in the particles' type
@@ -55,7 +62,9 @@ struct SvgdUpdate {
   Precision precision;
   bool step;  // whether the result is particles + step_size * phi rather than phi
   double step_size;
-  void* result;  // (count, dim) contiguous
+  int64_t first_row;  // the results of particles [first_row, first_row + rows) are wanted
+  int64_t rows;
+  void* result;  // (rows, dim) contiguous
 };
 
 }  // namespace fused_ops

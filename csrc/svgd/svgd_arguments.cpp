@@ -5,6 +5,8 @@
 
 #include <vector>
 
+#include "svgd/svgd_share.h"
+
 namespace fused_ops {
 namespace {
 
@@ -14,6 +16,15 @@ const Tensor& checked_score(const Tensor& score, const Tensor& particles) {
                       score.size(0) == particles.size(0) && score.size(1) == particles.size(1),
                   "score: expected the shape, dtype and device of particles");
   return score;
+}
+
+// How many rows from `first_row` on are wanted; by default all.
+int64_t checked_rows(int64_t first_row, std::optional<int64_t> rows, const Tensor& particles) {
+  const int64_t left = particles.size(0) - first_row;
+  STD_TORCH_CHECK(
+      first_row >= 0 && left > 0 && rows.value_or(left) > 0 && rows.value_or(left) <= left,
+      "first_row and rows: expected some of the ", particles.size(0), " particles");
+  return rows.value_or(left);
 }
 
 }  // namespace
@@ -37,10 +48,10 @@ BandwidthRule bandwidth_rule(int64_t rule) {
 SvgdArguments::SvgdArguments(const Tensor& x, const Tensor& s,
                              const std::optional<Tensor>& bandwidth, double bandwidth_number,
                              int64_t kernel, double repulsion, std::optional<double> step_size,
-                             int64_t precision)
+                             int64_t precision, int64_t first_row, std::optional<int64_t> rows)
     : particles(svgd_rows(x)),
       score(checked_score(s, x)),
-      result(new_tensor(x, {x.size(0), x.size(1)}, x.scalar_type())) {
+      result(new_tensor(x, {checked_rows(first_row, rows, x), x.size(1)}, x.scalar_type())) {
   STD_TORCH_CHECK(kernel == 0 || kernel == 1, "kernel: expected 0 or 1, got ", kernel);
   STD_TORCH_CHECK(precision >= 0 && precision <= 2, "precision: expected 0 to 2, got ", precision);
   update = {svgd_particles(particles),
@@ -53,6 +64,8 @@ SvgdArguments::SvgdArguments(const Tensor& x, const Tensor& s,
             static_cast<Precision>(precision),
             step_size.has_value(),
             step_size.value_or(0),
+            first_row,
+            result.size(0),
             result.mutable_data_ptr()};
   if (bandwidth) {
     STD_TORCH_CHECK(bandwidth->numel() == 1 && bandwidth->device() == x.device() &&
@@ -61,6 +74,21 @@ SvgdArguments::SvgdArguments(const Tensor& x, const Tensor& s,
                     "particles");
     update.bandwidth = bandwidth->const_data_ptr();
   }
+}
+
+ShareArguments::ShareArguments(const Tensor& memory, const std::optional<Tensor>& message,
+                               int64_t index, int64_t count)
+    : share{static_cast<int>(index), static_cast<int>(count)}, received(nullptr) {
+  STD_TORCH_CHECK(0 <= index && index < count && count < (int64_t{1} << 20),
+                  "share: expected 0 to shares - 1, got ", index, " of ", count);
+  STD_TORCH_CHECK(memory.scalar_type() == kByte && memory.is_contiguous(),
+                  "memory: expected that of svgd_share_memory");
+  if (!message) return;
+  STD_TORCH_CHECK(message->scalar_type() == kLong && message->is_contiguous() &&
+                      message->device() == memory.device() &&
+                      message->numel() == share_words(count),
+                  "received: expected the sum of all messages");
+  received = static_cast<const int64_t*>(message->const_data_ptr());
 }
 
 }  // namespace fused_ops

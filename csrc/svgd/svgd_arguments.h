@@ -11,6 +11,9 @@
 
 namespace fused_ops {
 
+constexpr auto kByte = torch::headeronly::ScalarType::Byte;
+constexpr auto kLong = torch::headeronly::ScalarType::Long;
+
 // Each raises where the arguments are not ones that the kernels take.
 Rows svgd_rows(const Tensor& particles);
 SvgdParticles svgd_particles(const Rows& rows);
@@ -21,11 +24,21 @@ BandwidthRule bandwidth_rule(int64_t rule);
 struct SvgdArguments {
   SvgdArguments(const Tensor& particles, const Tensor& score,
                 const std::optional<Tensor>& bandwidth, double bandwidth_number, int64_t kernel,
-                double repulsion, std::optional<double> step_size, int64_t precision);
+                double repulsion, std::optional<double> step_size, int64_t precision,
+                int64_t first_row, std::optional<int64_t> rows);
 
   Rows particles, score;
   Tensor result;
   SvgdUpdate update;
+};
+
+// What a pass of svgd_share.h is given besides the particles.
+struct ShareArguments {
+  ShareArguments(const Tensor& memory, const std::optional<Tensor>& message, int64_t index,
+                 int64_t count);
+
+  PairShare share;
+  const int64_t* received;  // or null
 };
 
 }  // namespace fused_ops

@@ -7,8 +7,7 @@
 //                    it; distances from products on tensor cores, known to within `error`
 // svgd_direct_count  the same from direct differences, where those will not do
 // svgd_select        the wanted ranks of the list. Distances that `error` leaves in doubt are
-// formed
-//                    again from direct differences first
+//                    formed again from direct differences first
 //
 // So the median is always one of the direct float32 distances, whose bits are those of
 // svgd_distances.cuh. Non-negative floats order as their bits, their keys. Lists fill in any order;
@@ -37,7 +36,7 @@ struct PairCounts {
 // In device memory; svgd_sample clears it.
 struct alignas(16) BracketState {
   unsigned sample[kSampleDigits][kBracket][kBins];
-  unsigned histograms[kSelectPasses][kBins];
+  Count histograms[kSelectPasses][kBins];
   PairCounts products, direct;  // of svgd_tensor_count and svgd_direct_count
   Count equal[kBracket];  // pairs equal to the keys of the bracket; svgd_direct_count does not
                           // list them, for ties pile up there
@@ -48,6 +47,7 @@ struct alignas(16) BracketState {
   unsigned nan;         // whether any distance is NaN
   unsigned next_above;  // complement of the smallest key above the one found
   unsigned missed;      // whether the radix passes have to start over
+  uint2 doubtful;       // keys of the list to be formed again; used where the pairs are shared
 };
 static_assert(sizeof(BracketState) % 16 == 0);
 
@@ -60,13 +60,14 @@ struct BracketTask {
   BracketState* state;
   unsigned* sample;  // keys
   int64_t sample_size;
-  unsigned sample_ranks[kBracket];
+  Count sample_ranks[kBracket];
   unsigned* list;  // keys
   int2* pairs;     // of the keys on the list, where `tensor_cores`
   int64_t capacity;
   float most_doubt;      // in BracketPolicy
   double* partial_sums;  // of all distances, by the blocks of svgd_direct_count
   int direct_blocks;
+  PairShare share;  // what the counting kernels count
   float* bandwidth;
 };
 
@@ -107,88 +108,6 @@ __device__ inline float warp_distances(const SvgdParticles& particles, unsigned 
     __syncwarp();
   }
   return distance;
-}
-
-struct RankPlace {
-  unsigned bin;
-  unsigned rank;   // within the bin
-  unsigned count;  // of the bin
-  bool found;      // whether the histogram reaches the rank at all
-};
-
-// The bins of complete histograms in device memory that hold `wanted` ranks: of histogram
-// `histograms[index]` for rank `ranks[index]`. All threads of the block call it and get the same.
-template <int wanted>
-__device__ inline void find_ranks(const unsigned* const (&histograms)[wanted],
-                                  const unsigned (&ranks)[wanted], RankPlace (&places)[wanted]) {
-  constexpr int per_thread = kBins / kTileThreads;
-  constexpr int warps = kTileThreads / kWarpSize;
-  static_assert(per_thread == 8);
-  __shared__ unsigned warp_sums[wanted][warps];
-  __shared__ RankPlace found[wanted];
-  const int lane = threadIdx.x % kWarpSize;
-  const int warp = threadIdx.x / kWarpSize;
-  unsigned counts[wanted][per_thread];
-  unsigned sums[wanted];
-  unsigned before[wanted];  // becomes the sum of all bins before this thread's
-  __syncthreads();          // until the last call's places are read
-#pragma unroll
-  for (int index = 0; index < wanted; ++index) {
-    const auto* bins = reinterpret_cast<const uint4*>(histograms[index] + threadIdx.x * per_thread);
-    const uint4 low = __ldcg(bins);
-    const uint4 high = __ldcg(bins + 1);
-    const unsigned all[per_thread] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-    sums[index] = 0;
-#pragma unroll
-    for (int bin = 0; bin < per_thread; ++bin) sums[index] += counts[index][bin] = all[bin];
-    before[index] = sums[index];
-    if (threadIdx.x == 0) found[index].found = false;
-  }
-  for (int offset = 1; offset < kWarpSize; offset *= 2) {
-#pragma unroll
-    for (int index = 0; index < wanted; ++index) {
-      const unsigned other = __shfl_up_sync(0xffffffffu, before[index], offset);
-      if (lane >= offset) before[index] += other;
-    }
-  }
-#pragma unroll
-  for (int index = 0; index < wanted; ++index) {
-    if (lane == kWarpSize - 1) warp_sums[index][warp] = before[index];
-  }
-  __syncthreads();
-#pragma unroll
-  for (int index = 0; index < wanted; ++index) {
-    for (int other = 0; other < warp; ++other) before[index] += warp_sums[index][other];
-    before[index] -= sums[index];
-    const unsigned rank = ranks[index];
-    if (before[index] > rank || rank >= before[index] + sums[index]) continue;
-    bool settled = false;
-#pragma unroll
-    for (int bin = 0; bin < per_thread; ++bin) {
-      if (!settled && rank < before[index] + counts[index][bin]) {
-        settled = true;
-        found[index] = {threadIdx.x * per_thread + bin, rank - before[index], counts[index][bin],
-                        true};
-      }
-      before[index] += counts[index][bin];
-    }
-  }
-  __syncthreads();
-#pragma unroll
-  for (int index = 0; index < wanted; ++index) places[index] = found[index];
-}
-
-__device__ inline RankPlace find_rank(const unsigned* histogram, unsigned rank) {
-  RankPlace places[1];
-  find_ranks<1>({histogram}, {rank}, places);
-  return places[0];
-}
-
-// Adds a block's histogram in shared memory to one in device memory.
-__device__ inline void flush_histogram(const unsigned* histogram, unsigned* result) {
-  for (int bin = threadIdx.x; bin < kBins; bin += kTileThreads) {
-    if (histogram[bin] != 0) atomicAdd(&result[bin], histogram[bin]);
-  }
 }
 
 }  // namespace fused_ops

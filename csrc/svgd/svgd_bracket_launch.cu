@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <algorithm>
-#include <type_traits>
 
 #include "common/allow_shared_memory.h"
-#include "common/memory_parts.h"
+#include "svgd/svgd_bracket_launch.cuh"
 #include "svgd/svgd_bracket_launch.h"
 #include "svgd/svgd_direct_count_kernel.cuh"
 #include "svgd/svgd_dispatch.cuh"
@@ -14,15 +13,61 @@
 namespace fused_ops {
 namespace {
 
-// A task's parts of the scratch memory, and last the radix passes'.
-struct BracketMemory {
-  BracketTask task;
-  MedianScratch* radix;
-  double* radix_sums;
-};
+cudaError_t launch_cooperative(void (*kernel)(BracketTask), BracketTask& task, int64_t blocks,
+                               cudaStream_t stream) {
+  void* arguments[] = {&task};
+  return cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(kernel),
+                                     dim3(static_cast<unsigned>(blocks)), dim3(kTileThreads),
+                                     arguments, 0, stream);
+}
 
-BracketMemory make_task(const SvgdParticles& particles, BandwidthRule rule,
-                        const SvgdPolicy& policy, const DeviceLimits& limits, MemoryParts& parts) {
+template <int dim>
+cudaError_t launch_padded_count(const BracketTask& task, int splits, cudaStream_t stream) {
+  using Shape = CountShape<dim>;
+  static_assert(Shape::groups == count_groups(dim));
+  constexpr auto kernel = svgd_tensor_count<dim>;
+  const cudaError_t error = allow_shared_memory<kernel>();
+  if (error != cudaSuccess) return error;
+  const int64_t groups = ceil_div(task.split.padded_count / kSplitTile, Shape::groups);
+  const int64_t own = ceil_div(groups - task.share.index, task.share.count);
+  if (own <= 0) return cudaSuccess;
+  const dim3 grid(static_cast<unsigned>(own), static_cast<unsigned>(splits));
+  kernel<<<grid, Shape::threads, sizeof(CountRingShared<dim>), stream>>>(task);
+  return cudaGetLastError();
+}
+
+// The radix passes, which return at once unless the bracket missed.
+cudaError_t launch_radix(const BracketMemory& memory, const SvgdPolicy& policy,
+                         cudaStream_t stream) {
+  const MedianTask& task = memory.radix;
+  cudaError_t error = cudaMemsetAsync(task.scratch, 0, sizeof(MedianScratch), stream);
+  for (int digit = 0; error == cudaSuccess && digit < kSampleDigits; ++digit) {
+    error = launch_svgd_digit(task, policy, digit, stream);
+  }
+  if (error == cudaSuccess && mean_of_two(task.ranks)) {
+    error = launch_svgd_next_above(task, policy, stream);
+  }
+  return error;
+}
+
+cudaError_t launch_all(BracketMemory& memory, const SvgdPolicy& policy, const DeviceLimits& limits,
+                       cudaStream_t stream) {
+  BracketTask& task = memory.task;
+  cudaError_t error = launch_bracket_sample(task, limits, stream);
+  if (error == cudaSuccess && task.tensor_cores) error = launch_tensor_count(task, policy, stream);
+  if (error == cudaSuccess) error = launch_direct_count(task, stream);
+  if (error != cudaSuccess) return error;
+  // A few keys to a thread.
+  error =
+      launch_cooperative(svgd_select, task, cooperative_blocks(task.capacity / 4, limits), stream);
+  return error == cudaSuccess ? launch_radix(memory, policy, stream) : error;
+}
+
+}  // namespace
+
+BracketMemory make_bracket(const SvgdParticles& particles, BandwidthRule rule,
+                           const SvgdPolicy& policy, const DeviceLimits& limits,
+                           MemoryParts& parts) {
   const BracketPolicy& bracket = policy.bracket;
   BracketMemory memory{};
   BracketTask& task = memory.task;
@@ -41,45 +86,43 @@ BracketMemory make_task(const SvgdParticles& particles, BandwidthRule rule,
   task.list = parts.take<unsigned>(bracket.capacity);
   if (bracket.tensor_cores) task.pairs = parts.take<int2>(bracket.capacity);
   task.partial_sums = parts.take<double>(task.direct_blocks);
-  memory.radix = parts.take<MedianScratch>(1);
-  memory.radix_sums = parts.take<double>(policy.first_count.blocks);
+  MedianTask& radix = memory.radix;
+  radix.particles = particles;
+  radix.scratch = parts.take<MedianScratch>(1);
+  radix.partial_sums = parts.take<double>(policy.first_count.blocks);
+  radix.first_blocks = policy.first_count.blocks;
+  radix.rule = rule;
+  radix.ranks = task.ranks;
+  radix.rank = task.ranks.lower;
+  radix.wanted = &task.state->missed;
   const double count = static_cast<double>(particles.count);
   const double share = static_cast<double>(task.ranks.lower) / (0.5 * count * (count - 1));
   for (int index = 0; index < kBracket; ++index) {
     const double at = share + bracket.offset + (index - 1) * bracket.half_width;
-    task.sample_ranks[index] = static_cast<unsigned>(std::clamp<int64_t>(
+    task.sample_ranks[index] = static_cast<Count>(std::clamp<int64_t>(
         static_cast<int64_t>(at * static_cast<double>(task.sample_size)), 0, task.sample_size - 1));
   }
   return memory;
 }
 
-// Blocks of a cooperative launch for `work` threads: all of them resident, 4 to a multiprocessor
-// with at most 48 KB of shared memory and, by their launch bounds, 64 registers.
 int64_t cooperative_blocks(int64_t work, const DeviceLimits& limits) {
   const int64_t resident = std::clamp(limits.shared_memory / (48 * 1024), 1, 4);
   return std::clamp<int64_t>(ceil_div(work, kTileThreads), 1, resident * limits.multiprocessors);
 }
 
-cudaError_t launch_cooperative(void (*kernel)(BracketTask), BracketTask& task, int64_t blocks,
-                               cudaStream_t stream) {
-  void* arguments[] = {&task};
-  return cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(kernel),
-                                     dim3(static_cast<unsigned>(blocks)), dim3(kTileThreads),
-                                     arguments, 0, stream);
+cudaError_t launch_bracket_sample(BracketTask& task, const DeviceLimits& limits,
+                                  cudaStream_t stream) {
+  return launch_cooperative(svgd_sample, task, cooperative_blocks(task.sample_size, limits),
+                            stream);
 }
 
-template <int dim>
-cudaError_t launch_tensor_count(const BracketTask& task, int shares, cudaStream_t stream) {
-  using Shape = CountShape<dim>;
-  static_assert(Shape::groups == count_groups(dim));
-  constexpr auto kernel = svgd_tensor_count<dim>;
-  const cudaError_t error = allow_shared_memory<kernel>();
-  if (error != cudaSuccess) return error;
-  const int64_t tiles = task.split.padded_count / kSplitTile;
-  const dim3 grid(static_cast<unsigned>(ceil_div(tiles, Shape::groups)),
-                  static_cast<unsigned>(shares));
-  kernel<<<grid, Shape::threads, sizeof(CountRingShared<dim>), stream>>>(task);
-  return cudaGetLastError();
+cudaError_t launch_tensor_count(const BracketTask& task, const SvgdPolicy& policy,
+                                cudaStream_t stream) {
+  cudaError_t error = cudaSuccess;
+  dispatch_padded_dim(task.split.padded_dim, [&](auto dim) {
+    error = launch_padded_count<dim.value>(task, policy.bracket.splits, stream);
+  });
+  return error;
 }
 
 cudaError_t launch_direct_count(const BracketTask& task, cudaStream_t stream) {
@@ -93,52 +136,10 @@ cudaError_t launch_direct_count(const BracketTask& task, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-// The radix passes, which return at once unless the bracket missed.
-cudaError_t launch_radix(const BracketMemory& memory, const SvgdPolicy& policy,
-                         cudaStream_t stream) {
-  const BracketTask& bracket = memory.task;
-  const MedianRanks& ranks = bracket.ranks;
-  const MedianTask task{
-      bracket.particles, nullptr, memory.radix, memory.radix_sums, policy.first_count.blocks,
-      bracket.rule,      ranks,   ranks.lower,  bracket.bandwidth, &bracket.state->missed};
-  const cudaError_t error = cudaMemsetAsync(memory.radix, 0, sizeof(MedianScratch), stream);
-  if (error != cudaSuccess) return error;
-  for (int digit = 0; digit < kSampleDigits; ++digit) {
-    const int blocks = digit == 0 ? policy.first_count.blocks : policy.count.blocks;
-    svgd_count<float, 4><<<blocks, kTileThreads, 0, stream>>>(task, digit);
-  }
-  if (ranks.upper > ranks.lower) {
-    svgd_next_above<float, 4><<<policy.count.blocks, kTileThreads, 0, stream>>>(task);
-  }
-  return cudaGetLastError();
-}
-
-cudaError_t launch_all(BracketMemory& memory, const SvgdPolicy& policy, const DeviceLimits& limits,
-                       cudaStream_t stream) {
-  BracketTask& task = memory.task;
-  cudaError_t error =
-      launch_cooperative(svgd_sample, task, cooperative_blocks(task.sample_size, limits), stream);
-  if (error != cudaSuccess) return error;
-  if (task.tensor_cores) {
-    dispatch_padded_dim(task.split.padded_dim, [&](auto dim) {
-      error = launch_tensor_count<dim.value>(task, policy.bracket.shares, stream);
-    });
-    if (error != cudaSuccess) return error;
-  }
-  error = launch_direct_count(task, stream);
-  if (error != cudaSuccess) return error;
-  // A few keys to a thread.
-  error =
-      launch_cooperative(svgd_select, task, cooperative_blocks(task.capacity / 4, limits), stream);
-  return error == cudaSuccess ? launch_radix(memory, policy, stream) : error;
-}
-
-}  // namespace
-
 int64_t svgd_bracket_bytes(const SvgdParticles& particles, const SvgdPolicy& policy,
                            const DeviceLimits& limits) {
   MemoryParts parts(nullptr);
-  make_task(particles, BandwidthRule::median, policy, limits, parts);
+  make_bracket(particles, BandwidthRule::median, policy, limits, parts);
   return parts.bytes();
 }
 
@@ -147,9 +148,10 @@ cudaError_t launch_svgd_bracket(const SvgdParticles& particles, const SplitParti
                                 const DeviceLimits& limits, void* scratch, float* bandwidth,
                                 cudaStream_t stream) {
   MemoryParts parts(scratch);
-  BracketMemory memory = make_task(particles, rule, policy, limits, parts);
+  BracketMemory memory = make_bracket(particles, rule, policy, limits, parts);
   memory.task.split = split;
   memory.task.bandwidth = bandwidth;
+  memory.radix.bandwidth = bandwidth;
   return launch_all(memory, policy, limits, stream);
 }
 

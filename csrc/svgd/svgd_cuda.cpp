@@ -9,6 +9,7 @@
 #include "svgd/svgd_arguments.h"
 #include "svgd/svgd_bracket_launch.h"
 #include "svgd/svgd_cast.h"
+#include "svgd/svgd_forced.h"
 #include "svgd/svgd_launch.h"
 #include "svgd/svgd_small_launch.h"
 #include "svgd/svgd_split.h"
@@ -16,14 +17,6 @@
 
 namespace fused_ops {
 namespace {
-
-constexpr auto kByte = torch::headeronly::ScalarType::Byte;
-
-SvgdForm checked_form(int64_t form) {
-  STD_TORCH_CHECK(form >= -1 && form < kSvgdFormCount, "form: expected -1 to ", kSvgdFormCount - 1,
-                  ", got ", form);
-  return static_cast<SvgdForm>(form);
-}
 
 // A matrix as the kernels take it: 16-bit elements in a float32 copy.
 struct WideMatrix {
@@ -56,19 +49,9 @@ struct SvgdLaunches {
         particles{wide.type, matrix.count, matrix.dim, wide.data, wide.stride},
         limits(context.limits()),
         small(svgd_small_policy(particles, limits.multiprocessors, limits.shared_memory)),
-        policy(svgd_policy(particles, limits)),
-        forced(checked_form(form)) {
-    const bool many = policy.bracket.sample_size > 0;
-    const bool possible = forced == SvgdForm::automatic || forced == SvgdForm::tiles ||
-                          (forced == SvgdForm::small      ? small.bands > 0
-                           : forced == SvgdForm::products ? many && policy.bracket.tensor_cores
-                                                          : many);
-    STD_TORCH_CHECK(possible, "form: ", kSvgdForms[static_cast<int>(forced)],
-                    " does not take these particles on this device");
-    if (forced != SvgdForm::automatic) {
-      policy.bracket.tensor_cores &= forced == SvgdForm::products;
-      if (forced == SvgdForm::missed) policy.bracket.offset = 1;
-    }
+        policy(svgd_policy(particles, particles.count, 1, limits)),
+        forced(svgd_form(form)) {
+    force_form(policy, forced, small.bands > 0);
   }
 
   Tensor scratch(int64_t bytes) const { return new_tensor(tensor, {bytes}, kByte); }
@@ -106,7 +89,7 @@ struct SvgdLaunches {
     void* const result = update.result;
     std::optional<Tensor> wide_result;
     if (score.copy) {
-      wide_result = new_tensor(tensor, {particles.count, particles.dim}, accumulate_dtype(type));
+      wide_result = new_tensor(tensor, {update.rows, particles.dim}, accumulate_dtype(type));
       update.result = wide_result->mutable_data_ptr();
     }
     update.particles = particles;
@@ -115,18 +98,21 @@ struct SvgdLaunches {
     update_wide(update, rule);
     if (wide_result) {
       check_cuda(launch_svgd_narrow(type, static_cast<const float*>(update.result),
-                                    particles.count * particles.dim, result, context.stream));
+                                    update.rows * particles.dim, result, context.stream));
     }
   }
 
  private:
   void update_wide(SvgdUpdate update, std::optional<BandwidthRule> rule) {
     const bool single = particles.type != ScalarType::float64;
-    const StreamPolicy stream = choose_stream_policy(particles.count, particles.dim, update.kernel,
-                                                     update.precision, limits);
-    const SvgdForm form = forced == SvgdForm::automatic
-                              ? choose_update_form(particles.count, single, stream, small.bands > 0)
-                              : forced;
+    const bool whole = update.rows == particles.count;
+    const StreamPolicy stream = choose_stream_policy(particles.count, update.rows, particles.dim,
+                                                     update.kernel, update.precision, limits);
+    const SvgdForm form =
+        forced == SvgdForm::automatic
+            ? choose_update_form(particles.count, single, stream, whole && small.bands > 0)
+            : forced;
+    STD_TORCH_CHECK(whole || form != SvgdForm::small, "form: small takes all rows");
     if (form == SvgdForm::small) {
       const Tensor memory = scratch(svgd_small_bytes(particles, small));
       check_cuda(launch_svgd_small(update, rule ? &*rule : nullptr, small,
@@ -143,15 +129,17 @@ struct SvgdLaunches {
   }
 
   void update_tiles(const SvgdUpdate& update) {
+    const bool whole = update.rows == particles.count;
+    const SvgdPolicy policy = svgd_policy(particles, update.rows, 1, limits);
     // Each chunk of dimensions would compute them again.
-    if (!distances && policy.store_distances && particles.dim > policy.chunk) {
+    if (whole && !distances && policy.store_distances && particles.dim > policy.chunk) {
       distances = scratch(svgd_distances_bytes(particles));
       check_cuda(launch_svgd_distances(particles, distances->mutable_data_ptr(), context.stream));
     }
     std::optional<Tensor> partial;
-    if (const int64_t bytes = svgd_partial_bytes(particles, policy)) partial = scratch(bytes);
-    check_cuda(launch_svgd_update(update, policy, data_or_null(distances), data_or_null(partial),
-                                  context.stream));
+    if (const int64_t bytes = svgd_partial_bytes(update, policy)) partial = scratch(bytes);
+    check_cuda(launch_svgd_update(update, policy, whole ? data_or_null(distances) : nullptr,
+                                  data_or_null(partial), context.stream));
   }
 
   void update_streamed(const SvgdUpdate& update, StreamPolicy stream, bool products) {
@@ -192,9 +180,10 @@ Tensor svgd_bandwidth(Tensor particles, int64_t rule, int64_t form) {
 
 Tensor svgd_update(Tensor particles, Tensor score, std::optional<Tensor> bandwidth, int64_t rule,
                    double bandwidth_number, int64_t kernel, double repulsion,
-                   std::optional<double> step_size, int64_t precision, int64_t form) {
+                   std::optional<double> step_size, int64_t precision, int64_t form,
+                   int64_t first_row, std::optional<int64_t> rows) {
   SvgdArguments arguments(particles, score, bandwidth, bandwidth_number, kernel, repulsion,
-                          step_size, precision);
+                          step_size, precision, first_row, rows);
   std::optional<BandwidthRule> wanted;
   if (!bandwidth && rule >= 0) wanted = bandwidth_rule(rule);
   SvgdLaunches(particles, arguments.update.particles, form).update(arguments.update, wanted);

@@ -216,16 +216,17 @@ static __global__ void __launch_bounds__(kTileThreads, 2)
   if (threadIdx.x == 0) shared.listed = 0;
   if (threadIdx.x < kBracket) shared.equal[threadIdx.x] = 0;
   PatchCounts counts;
-  for_each_triangle_tile(task.particles.count, kPairTile, [&](int64_t row, int64_t column) {
-    float distances[kPairPatch][kPairPatch];
-    const int64_t first_i = column * kPairTile;
-    const int64_t first_j = row * kPairTile;
-    pair_distances(task.particles, first_i, first_j, shared, distances);
-    if (row == column || first_j + kPairTile > task.particles.count) {
-      mask_patch(task.particles, first_i, first_j, distances);
-    }
-    visit_patch(task, distances, bracket, shared, counts);
-  });
+  for_each_triangle_tile(task.particles.count, kPairTile, task.share,
+                         [&](int64_t row, int64_t column) {
+                           float distances[kPairPatch][kPairPatch];
+                           const int64_t first_i = column * kPairTile;
+                           const int64_t first_j = row * kPairTile;
+                           pair_distances(task.particles, first_i, first_j, shared, distances);
+                           if (row == column || first_j + kPairTile > task.particles.count) {
+                             mask_patch(task.particles, first_i, first_j, distances);
+                           }
+                           visit_patch(task, distances, bracket, shared, counts);
+                         });
   if (counts.below != 0) atomicAdd(&state.direct.below, counts.below);
   // The last tile ended in a barrier.
   if (threadIdx.x < kBracket)

@@ -173,8 +173,8 @@ __global__ void __launch_bounds__(kDirectThreads, 2)
   const float bandwidth = bandwidth_value(update);
   const KernelScale<float> scale(form == DirectForm::imq ? SteinKernel::imq : SteinKernel::rbf,
                                  bandwidth, static_cast<float>(update.repulsion));
-  const auto tiles_i = static_cast<unsigned>((particles.count + kDirectTile - 1) / kDirectTile);
-  const int64_t first_i = int64_t{blockIdx.x % tiles_i} * kDirectTile;
+  const auto tiles_i = static_cast<unsigned>((update.rows + kDirectTile - 1) / kDirectTile);
+  const int64_t first_i = update.first_row + int64_t{blockIdx.x % tiles_i} * kDirectTile;
   const int64_t first_d = int64_t{blockIdx.x / tiles_i} * chunk;
   const DirectResult<chunk> result;
 
@@ -207,13 +207,14 @@ __global__ void __launch_bounds__(kDirectThreads, 2)
   if (result.group != 0) return;
   float x[kRows][kColumns];
   load_patch(particles, first_i + result.i, first_d + result.d, x);
+  const int64_t end_i = update.first_row + update.rows;
 #pragma unroll
   for (int a = 0; a < kRows; ++a) {
 #pragma unroll
     for (int b = 0; b < kColumns; ++b) {
       const int64_t row = first_i + result.i + a;
       const int64_t column = first_d + result.d + b;
-      if (row >= particles.count || column >= particles.dim) continue;
+      if (row >= end_i || column >= particles.dim) continue;
       float sum = sums[a][b];
       if constexpr (form == DirectForm::products) {
         sum += scale.repulsion * (x[a][b] - task.mean[column]) * shared.i[0][result.i + a];
@@ -221,7 +222,8 @@ __global__ void __launch_bounds__(kDirectThreads, 2)
       if (task.splits == 1) {
         store_result(update, row, column, sum);
       } else {
-        task.partial[(blockIdx.y * particles.count + row) * particles.dim + column] = sum;
+        const int64_t part = blockIdx.y * update.rows + row - update.first_row;
+        task.partial[part * particles.dim + column] = sum;
       }
     }
   }
@@ -231,13 +233,13 @@ static __global__ void __launch_bounds__(kDirectThreads)
     svgd_direct_combine(const __grid_constant__ DirectTask task) {
   if (task.state != nullptr && task.state->direct == 0) return;
   const int64_t dim = task.update.particles.dim;
-  const int64_t size = task.update.particles.count * dim;
+  const int64_t size = task.update.rows * dim;
   const int64_t stride = int64_t{gridDim.x} * kDirectThreads;
   for (int64_t index = int64_t{blockIdx.x} * kDirectThreads + threadIdx.x; index < size;
        index += stride) {
     float sum = 0;
     for (int split = 0; split < task.splits; ++split) sum += task.partial[split * size + index];
-    store_result(task.update, index / dim, index % dim, sum);
+    store_result(task.update, task.update.first_row + index / dim, index % dim, sum);
   }
 }
 

@@ -27,7 +27,7 @@ struct DirectTask {
   const float* mean;         // (dim)
   const float* scale;        // of the split particles: the scale itself, then the largest norm
   const StreamState* state;  // if not null, the kernels do nothing unless it asks for them
-  float* partial;            // (splits, count, dim); unused for one split
+  float* partial;            // (splits, rows, dim); unused for one split
   int64_t tiles_per_split;
   int splits;
 };

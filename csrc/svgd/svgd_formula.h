@@ -31,6 +31,17 @@ inline MedianRanks median_ranks(BandwidthRule rule, int64_t count) {
   return {lower, rule == BandwidthRule::median ? lower : pair_rank(total / 2)};
 }
 
+// The rank that a search looks for: the lower middle value's or, where that is of the diagonal, the
+// upper one's.
+inline int64_t sought_rank(const MedianRanks& ranks) {
+  return ranks.lower >= 0 ? ranks.lower : ranks.upper >= 0 ? ranks.upper : 0;
+}
+
+// Whether two distances of pairs, not one, make the median.
+FUSED_OPS_HOST_DEVICE inline bool mean_of_two(const MedianRanks& ranks) {
+  return ranks.lower >= 0 && ranks.upper > ranks.lower;
+}
+
 // What h is the middle of, divided by this.
 FUSED_OPS_HOST_DEVICE inline double bandwidth_divisor(BandwidthRule rule, int64_t count) {
   const double particles = static_cast<double>(count);

@@ -138,8 +138,11 @@ FUSED_OPS_CLONES void apply_products(const SvgdPanels<T>& values, int64_t j, int
 template <typename scalar, typename T>
 void store_rows(const SvgdUpdate& update, const SvgdCpuParticles<T>& particles, int64_t i,
                 const T* sums) {
-  for (int64_t r = 0; r < std::min<int64_t>(kRowBlock, particles.count - i); ++r) {
-    scalar* result = static_cast<scalar*>(update.result) + (i + r) * particles.dim;
+  const int64_t begin = std::max<int64_t>(0, update.first_row - i);
+  const int64_t end = std::min<int64_t>(kRowBlock, update.first_row + update.rows - i);
+  for (int64_t r = begin; r < end; ++r) {
+    scalar* result =
+        static_cast<scalar*>(update.result) + (i + r - update.first_row) * particles.dim;
     for (int64_t k = 0; k < particles.dim; ++k) {
       T value = sums[r * particles.dim + k] / static_cast<T>(particles.count);
       if (update.step) {

@@ -116,7 +116,7 @@ template <typename T>
 bool svgd_centre(const SvgdUpdate& update, const SvgdCpuParticles<T>& particles, T bandwidth,
                  const SvgdPanels<T>& score, T* mean);
 
-// The results of row blocks [begin, end).
+// Of the rows that `update` wants, the results of those in row blocks [begin, end).
 template <typename T>
 void svgd_update_rows(const SvgdUpdate& update, const SvgdCpuParticles<T>& particles,
                       const SvgdCpuSource<T>& source, T bandwidth, int64_t begin, int64_t end);

@@ -3,7 +3,7 @@
 
 #include "svgd/svgd_dispatch.cuh"
 #include "svgd/svgd_launch.h"
-#include "svgd/svgd_median_kernel.cuh"
+#include "svgd/svgd_median_launch.cuh"
 #include "svgd/svgd_update_kernel.cuh"
 
 namespace fused_ops {
@@ -11,9 +11,8 @@ namespace {
 
 template <typename T, SteinKernel kernel>
 void launch_update(const UpdateTask& task, const SvgdPolicy& policy, cudaStream_t stream) {
-  const SvgdParticles& particles = task.update.particles;
-  const int64_t tiles_i = (particles.count + kUpdateTile - 1) / kUpdateTile;
-  const int64_t chunks = (particles.dim + policy.chunk - 1) / policy.chunk;
+  const int64_t tiles_i = ceil_div(task.update.rows, kUpdateTile);
+  const int64_t chunks = ceil_div(task.update.particles.dim, policy.chunk);
   const dim3 grid(static_cast<unsigned>(tiles_i * chunks), static_cast<unsigned>(policy.splits));
   const auto launch = [&](auto chunk) {
     svgd_update<T, chunk.value, kernel><<<grid, kTileThreads, 0, stream>>>(task);
@@ -26,14 +25,24 @@ void launch_update(const UpdateTask& task, const SvgdPolicy& policy, cudaStream_
   }
 }
 
+template <typename Launch>
+void with_patch(const CountPolicy& count, Launch launch) {
+  if (count.patch == 2) {
+    launch(std::integral_constant<int, 2>{});
+  } else {
+    launch(std::integral_constant<int, 4>{});
+  }
+}
+
 }  // namespace
 
-SvgdPolicy svgd_policy(const SvgdParticles& particles, const DeviceLimits& limits) {
+SvgdPolicy svgd_policy(const SvgdParticles& particles, int64_t rows, int shares,
+                       const DeviceLimits& limits) {
   return particles.type == ScalarType::float64
-             ? choose_svgd_policy(particles.count, particles.dim, false, kMaxChunk<double>,
-                                  kSourceTile<double>, limits)
-             : choose_svgd_policy(particles.count, particles.dim, true, kMaxChunk<float>,
-                                  kSourceTile<float>, limits);
+             ? choose_svgd_policy(particles.count, rows, particles.dim, shares, false,
+                                  kMaxChunk<double>, kSourceTile<double>, limits)
+             : choose_svgd_policy(particles.count, rows, particles.dim, shares, true,
+                                  kMaxChunk<float>, kSourceTile<float>, limits);
 }
 
 int64_t svgd_distances_bytes(const SvgdParticles& particles) {
@@ -44,9 +53,10 @@ int64_t svgd_median_bytes(const SvgdPolicy& policy) {
   return sizeof(MedianScratch) + policy.first_count.blocks * sizeof(double);
 }
 
-int64_t svgd_partial_bytes(const SvgdParticles& particles, const SvgdPolicy& policy) {
+int64_t svgd_partial_bytes(const SvgdUpdate& update, const SvgdPolicy& policy) {
+  const SvgdParticles& particles = update.particles;
   return policy.splits > 1
-             ? policy.splits * particles.count * particles.dim * accumulate_size(particles.type)
+             ? policy.splits * update.rows * particles.dim * accumulate_size(particles.type)
              : 0;
 }
 
@@ -61,12 +71,34 @@ cudaError_t launch_svgd_distances(const SvgdParticles& particles, void* distance
   });
 }
 
+cudaError_t launch_svgd_digit(const MedianTask& task, const SvgdPolicy& policy, int digit,
+                              cudaStream_t stream) {
+  const CountPolicy& count = digit == 0 ? policy.first_count : policy.count;
+  return dispatch_wide(task.particles.type, [&](auto* pointer) {
+    using T = std::remove_pointer_t<decltype(pointer)>;
+    with_patch(count, [&](auto patch) {
+      svgd_count<T, patch.value><<<count.blocks, kTileThreads, 0, stream>>>(task, digit);
+    });
+    return cudaGetLastError();
+  });
+}
+
+cudaError_t launch_svgd_next_above(const MedianTask& task, const SvgdPolicy& policy,
+                                   cudaStream_t stream) {
+  return dispatch_wide(task.particles.type, [&](auto* pointer) {
+    using T = std::remove_pointer_t<decltype(pointer)>;
+    with_patch(policy.count, [&](auto patch) {
+      svgd_next_above<T, patch.value><<<policy.count.blocks, kTileThreads, 0, stream>>>(task);
+    });
+    return cudaGetLastError();
+  });
+}
+
 cudaError_t launch_svgd_bandwidth(const SvgdParticles& particles, BandwidthRule rule,
                                   const SvgdPolicy& policy, void* distances, void* memory,
                                   void* bandwidth, cudaStream_t stream) {
   const MedianRanks ranks = median_ranks(rule, particles.count);
   auto* scratch = static_cast<MedianScratch*>(memory);
-  const int64_t rank = ranks.lower >= 0 ? ranks.lower : ranks.upper >= 0 ? ranks.upper : 0;
   const MedianTask task{particles,
                         distances,
                         scratch,
@@ -74,31 +106,16 @@ cudaError_t launch_svgd_bandwidth(const SvgdParticles& particles, BandwidthRule 
                         policy.first_count.blocks,
                         rule,
                         ranks,
-                        rank,
+                        sought_rank(ranks),
                         bandwidth};
-  const auto with_patch = [](const CountPolicy& count, auto launch) {
-    if (count.patch == 2) {
-      launch(std::integral_constant<int, 2>{});
-    } else {
-      launch(std::integral_constant<int, 4>{});
-    }
-  };
-  return dispatch_wide(particles.type, [&](auto* pointer) {
-    using T = std::remove_pointer_t<decltype(pointer)>;
-    cudaMemsetAsync(scratch, 0, sizeof(MedianScratch), stream);
-    for (int digit = 0; digit < DistanceKey<T>::digits; ++digit) {
-      const CountPolicy& count = digit == 0 ? policy.first_count : policy.count;
-      with_patch(count, [&](auto patch) {
-        svgd_count<T, patch.value><<<count.blocks, kTileThreads, 0, stream>>>(task, digit);
-      });
-    }
-    if (ranks.lower >= 0 && ranks.upper > ranks.lower) {
-      with_patch(policy.count, [&](auto patch) {
-        svgd_next_above<T, patch.value><<<policy.count.blocks, kTileThreads, 0, stream>>>(task);
-      });
-    }
-    return cudaGetLastError();
-  });
+  cudaError_t error = cudaMemsetAsync(scratch, 0, sizeof(MedianScratch), stream);
+  for (int digit = 0; error == cudaSuccess && digit < svgd_digits(particles.type); ++digit) {
+    error = launch_svgd_digit(task, policy, digit, stream);
+  }
+  if (error == cudaSuccess && mean_of_two(ranks)) {
+    error = launch_svgd_next_above(task, policy, stream);
+  }
+  return error;
 }
 
 cudaError_t launch_svgd_update(const SvgdUpdate& update, const SvgdPolicy& policy,
@@ -112,9 +129,9 @@ cudaError_t launch_svgd_update(const SvgdUpdate& update, const SvgdPolicy& polic
       launch_update<T, SteinKernel::imq>(task, policy, stream);
     }
     if (policy.splits > 1) {
-      const int64_t size = update.particles.count * update.particles.dim;
+      const int64_t size = update.rows * update.particles.dim;
       const auto blocks =
-          static_cast<unsigned>(std::min<int64_t>((size + kTileThreads - 1) / kTileThreads, 1024));
+          static_cast<unsigned>(std::min<int64_t>(ceil_div(size, kTileThreads), 1024));
       svgd_update_combine<T><<<blocks, kTileThreads, 0, stream>>>(task, policy.splits);
     }
     return cudaGetLastError();

@@ -12,12 +12,15 @@
 
 namespace fused_ops {
 
-SvgdPolicy svgd_policy(const SvgdParticles& particles, const DeviceLimits& limits);
+// `rows` is how many results are wanted, `shares` among how many processes the median's pairs are
+// divided.
+SvgdPolicy svgd_policy(const SvgdParticles& particles, int64_t rows, int shares,
+                       const DeviceLimits& limits);
 
 // Bytes of scratch memory for each part; all may be one allocation, 16-byte aligned.
 int64_t svgd_distances_bytes(const SvgdParticles& particles);
 int64_t svgd_median_bytes(const SvgdPolicy& policy);
-int64_t svgd_partial_bytes(const SvgdParticles& particles, const SvgdPolicy& policy);
+int64_t svgd_partial_bytes(const SvgdUpdate& update, const SvgdPolicy& policy);
 
 // Each returns the first error of its launches.
 cudaError_t launch_svgd_distances(const SvgdParticles& particles, void* distances,
@@ -29,7 +32,8 @@ cudaError_t launch_svgd_bandwidth(const SvgdParticles& particles, BandwidthRule 
                                   const SvgdPolicy& policy, void* distances, void* scratch,
                                   void* bandwidth, cudaStream_t stream);
 
-// `distances` is a matrix filled on and above the diagonal, or null: then they are computed.
+// `distances` is a matrix filled on and above the diagonal, or null: then they are computed, as
+// they have to be where not all rows are wanted.
 cudaError_t launch_svgd_update(const SvgdUpdate& update, const SvgdPolicy& policy,
                                const void* distances, void* partial, cudaStream_t stream);
 

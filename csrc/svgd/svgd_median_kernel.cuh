@@ -5,12 +5,15 @@
 // found digit by digit: each pass counts, in a histogram of 2^11 bins, the pairs whose leading bits
 // are those found so far, and its last block to finish picks the bin that holds the rank. Three
 // passes settle float32, six float64. Counts are added by integer atomics, whose order does not
-// matter, so the result repeats bit for bit.
+// matter, so the result repeats bit for bit. Where the passes count a share of the pairs, they
+// settle nothing: that is done once the shares are added (svgd_share_kernel.cuh).
 //
 // svgd_count       one digit; the first pass also adds the distances, for the mean
 // svgd_next_above  the smallest value above the one found, where the median is a mean of two
 
 #pragma once
+
+#include <cstring>
 
 #include "common/device/reduce.cuh"
 #include "svgd/svgd_distances.cuh"
@@ -20,6 +23,7 @@ namespace fused_ops {
 
 constexpr int kDigitBits = 11;
 constexpr int kBins = 1 << kDigitBits;
+constexpr int kThreadBins = kBins / kTileThreads;  // of a thread
 constexpr int kMaxDigits = 6;
 // Tiles whose counts a block adds up in 32 bits before it hands them on: 2^16 * 64^2 = 2^28 pairs.
 constexpr int kTilesPerFlush = 1 << 16;
@@ -78,6 +82,8 @@ struct MedianTask {
   int64_t rank;                      // of the value sought, among the pairs i < j
   void* bandwidth;                   // the result, one element of the accumulation type
   const unsigned* wanted = nullptr;  // if not null, the passes do nothing where it is zero
+  PairShare share;
+  bool shared = false;  // whether `share` is to be added to others before a digit is settled
 };
 
 // Whether this block is the last of its grid to come here; it then sees what the others wrote.
@@ -100,59 +106,122 @@ __device__ inline void triangle_tile(int64_t index, int64_t& row, int64_t& colum
   column = index - row * (row + 1) / 2;
 }
 
-// Calls `visit(row, column)` for this block's tiles of the pairs i <= j, `tile` particles a side.
+// Calls `visit(row, column)` for this block's tiles of a share of the pairs i <= j, `tile`
+// particles a side.
 template <typename Visit>
-__device__ inline void for_each_triangle_tile(int64_t count, int64_t tile, Visit visit) {
+__device__ inline void for_each_triangle_tile(int64_t count, int64_t tile, const PairShare& share,
+                                              Visit visit) {
   const int64_t edge = (count + tile - 1) / tile;
   const int64_t tiles = edge * (edge + 1) / 2;
-  for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
+  const int64_t step = int64_t{gridDim.x} * share.count;
+  for (int64_t index = int64_t{blockIdx.x} * share.count + share.index; index < tiles;
+       index += step) {
     int64_t row, column;
     triangle_tile(index, row, column);
     visit(row, column);
   }
 }
 
-// Finds the bin of `digit` that holds the rank and writes it down. One block does so.
-template <typename T>
-__device__ inline void pick_digit(const MedianTask& task, int digit) {
-  MedianScratch& scratch = *task.scratch;
-  __shared__ Count warp_sums[kTileThreads / kWarpSize];
-  constexpr int per_thread = kBins / kTileThreads;
-  const Count rank = digit == 0 ? static_cast<Count>(task.rank) : scratch.rank;
-  const Count prefix = scratch.prefix;
-  const Count* bins = scratch.histograms[digit] + threadIdx.x * per_thread;
-  Count counts[per_thread];
-  Count sum = 0;
+struct RankPlace {
+  unsigned bin;
+  Count rank;   // within the bin
+  Count count;  // of the bin
+  bool found;   // whether the histogram reaches the rank at all
+};
+
+// This thread's bins of a histogram that other blocks wrote.
+template <typename Bin>
+__device__ inline void load_bins(const Bin* histogram, Bin (&bins)[kThreadBins]) {
+  constexpr int together = sizeof(uint4) / sizeof(Bin);
+  const auto* source = reinterpret_cast<const uint4*>(histogram + threadIdx.x * kThreadBins);
 #pragma unroll
-  for (int bin = 0; bin < per_thread; bin += 2) {
-    const ulonglong2 pair = __ldcg(reinterpret_cast<const ulonglong2*>(bins + bin));
-    sum += counts[bin] = pair.x;
-    sum += counts[bin + 1] = pair.y;
+  for (int part = 0; part < kThreadBins / together; ++part) {
+    const uint4 loaded = __ldcg(source + part);
+    memcpy(bins + part * together, &loaded, sizeof(loaded));
   }
-  Count before = sum;  // becomes the sum of all bins before this thread's
+}
+
+// The bins of complete histograms in device memory that hold `wanted` ranks: of histogram
+// `histograms[index]` for rank `ranks[index]`. All threads of the block call it and get the same.
+template <int wanted, typename Bin>
+__device__ inline void find_ranks(const Bin* const (&histograms)[wanted],
+                                  const Count (&ranks)[wanted], RankPlace (&places)[wanted]) {
+  constexpr int warps = kTileThreads / kWarpSize;
+  __shared__ Bin warp_sums[wanted][warps];
+  __shared__ RankPlace found[wanted];
   const int lane = threadIdx.x % kWarpSize;
-  for (int offset = 1; offset < kWarpSize; offset *= 2) {
-    const Count other = __shfl_up_sync(0xffffffffu, before, offset);
-    if (lane >= offset) before += other;
-  }
-  if (lane == kWarpSize - 1) warp_sums[threadIdx.x / kWarpSize] = before;
-  __syncthreads();
-  for (int warp = 0; warp < threadIdx.x / kWarpSize; ++warp) before += warp_sums[warp];
-  before -= sum;
-  // No thread does where NaN leaves too few pairs for the rank; the median is NaN then.
-  if (before <= rank && rank < before + sum) {
-    int bin = 0;
-    Count in_bin = counts[0];
+  const int warp = threadIdx.x / kWarpSize;
+  Bin counts[wanted][kThreadBins];
+  Bin sums[wanted];
+  Bin before[wanted];  // becomes the sum of all bins before this thread's
+  __syncthreads();     // until the last call's places are read
 #pragma unroll
-    for (int next = 1; next < per_thread; ++next) {
-      if (rank < before + in_bin) break;
-      before += in_bin;
-      in_bin = counts[next];
-      bin = next;
+  for (int index = 0; index < wanted; ++index) {
+    load_bins(histograms[index], counts[index]);
+    sums[index] = 0;
+#pragma unroll
+    for (int bin = 0; bin < kThreadBins; ++bin) sums[index] += counts[index][bin];
+    before[index] = sums[index];
+    if (threadIdx.x == 0) found[index].found = false;
+  }
+  for (int offset = 1; offset < kWarpSize; offset *= 2) {
+#pragma unroll
+    for (int index = 0; index < wanted; ++index) {
+      const Bin other = __shfl_up_sync(0xffffffffu, before[index], offset);
+      if (lane >= offset) before[index] += other;
     }
-    scratch.prefix = prefix << digit_bits<T>(digit) | (threadIdx.x * per_thread + bin);
-    scratch.rank = rank - before;
-    scratch.equal = in_bin;
+  }
+#pragma unroll
+  for (int index = 0; index < wanted; ++index) {
+    if (lane == kWarpSize - 1) warp_sums[index][warp] = before[index];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int index = 0; index < wanted; ++index) {
+    for (int other = 0; other < warp; ++other) before[index] += warp_sums[index][other];
+    before[index] -= sums[index];
+    const Count rank = ranks[index];
+    if (before[index] > rank || rank >= before[index] + sums[index]) continue;
+    bool settled = false;
+#pragma unroll
+    for (int bin = 0; bin < kThreadBins; ++bin) {
+      if (!settled && rank < before[index] + counts[index][bin]) {
+        settled = true;
+        found[index] = {threadIdx.x * kThreadBins + bin, rank - before[index], counts[index][bin],
+                        true};
+      }
+      before[index] += counts[index][bin];
+    }
+  }
+  __syncthreads();
+#pragma unroll
+  for (int index = 0; index < wanted; ++index) places[index] = found[index];
+}
+
+__device__ inline RankPlace find_rank(const Count* histogram, Count rank) {
+  RankPlace places[1];
+  find_ranks<1>({histogram}, {rank}, places);
+  return places[0];
+}
+
+// Adds a block's histogram in shared memory to one in device memory.
+template <typename Bin>
+__device__ inline void flush_histogram(const unsigned* histogram, Bin* result) {
+  for (int bin = threadIdx.x; bin < kBins; bin += kTileThreads) {
+    if (histogram[bin] != 0) atomicAdd(&result[bin], Bin{histogram[bin]});
+  }
+}
+
+// Finds the bin of `digit` that holds `rank` and writes it down. One block does so.
+template <typename T>
+__device__ inline void pick_digit(MedianScratch& scratch, int digit, Count rank) {
+  const Count prefix = scratch.prefix;
+  // NaN may leave too few pairs for the rank; the median is NaN then.
+  const RankPlace place = find_rank(scratch.histograms[digit], rank);
+  if (threadIdx.x == 0 && place.found) {
+    scratch.prefix = prefix << digit_bits<T>(digit) | place.bin;
+    scratch.rank = place.rank;
+    scratch.equal = place.count;
   }
   __syncthreads();
 }
@@ -166,8 +235,7 @@ __device__ inline void finish_median(const MedianTask& task) {
   T lower = task.ranks.lower < 0 ? T(0) : value;
   T upper = task.ranks.upper < 0 ? T(0) : value;
   // Found by the lower rank; the upper one is the next pair's, which may be equal.
-  if (task.ranks.lower >= 0 && task.ranks.upper > task.ranks.lower &&
-      scratch.rank + 1 >= scratch.equal) {
+  if (mean_of_two(task.ranks) && scratch.rank + 1 >= scratch.equal) {
     upper = Key::value(static_cast<typename Key::type>(~__ldcg(&scratch.next_above)));
   }
   Sum<double> sum;
@@ -192,7 +260,7 @@ __device__ inline void for_each_pair(const MedianTask& task, bool first_pass, Vi
                                      After after) {
   constexpr int tile = 16 * patch;
   __shared__ CoordinateTile<T, tile> tile_i, tile_j;
-  for_each_triangle_tile(task.particles.count, tile, [&](int64_t row, int64_t column) {
+  for_each_triangle_tile(task.particles.count, tile, task.share, [&](int64_t row, int64_t column) {
     T distances[patch][patch];
     T* matrix = static_cast<T*>(task.distances);
     if (matrix != nullptr && !first_pass) {
@@ -228,9 +296,7 @@ __global__ void __launch_bounds__(kTileThreads)
   const int bits = digit_bits<T>(digit);
   const auto flush = [&] {
     __syncthreads();
-    for (int bin = threadIdx.x; bin < kBins; bin += kTileThreads) {
-      if (histogram[bin] != 0) atomicAdd(&scratch.histograms[digit][bin], histogram[bin]);
-    }
+    flush_histogram(histogram, scratch.histograms[digit]);
   };
   const auto clear = [&] {
     for (int bin = threadIdx.x; bin < kBins; bin += kTileThreads) histogram[bin] = 0;
@@ -274,10 +340,9 @@ __global__ void __launch_bounds__(kTileThreads)
     const Sum<double> total = reduce_group(Sum<double>{sum}, kTileThreads, shared);
     if (threadIdx.x == 0) task.partial_sums[blockIdx.x] = total.value;
   }
-  if (!is_last_block(&scratch.finished[digit])) return;
-  pick_digit<T>(task, digit);
-  const bool mean_of_two = task.ranks.lower >= 0 && task.ranks.upper > task.ranks.lower;
-  if (digit == Key::digits - 1 && !mean_of_two) finish_median<T>(task);
+  if (task.shared || !is_last_block(&scratch.finished[digit])) return;
+  pick_digit<T>(scratch, digit, digit == 0 ? static_cast<Count>(task.rank) : scratch.rank);
+  if (digit == Key::digits - 1 && !mean_of_two(task.ranks)) finish_median<T>(task);
 }
 
 template <typename T, int patch>
@@ -300,7 +365,7 @@ __global__ void __launch_bounds__(kTileThreads)
     complement = other > complement ? other : complement;
   }
   if (threadIdx.x % kWarpSize == 0) atomicMax(&scratch.next_above, complement);
-  if (is_last_block(&scratch.finished[Key::digits])) finish_median<T>(task);
+  if (!task.shared && is_last_block(&scratch.finished[Key::digits])) finish_median<T>(task);
 }
 
 }  // namespace fused_ops

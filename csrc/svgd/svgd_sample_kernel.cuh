@@ -80,7 +80,7 @@ static __global__ void __launch_bounds__(kTileThreads)
   }
   grid.barrier_wait(std::move(cleared));
   unsigned prefixes[kBracket] = {};
-  unsigned ranks[kBracket];
+  Count ranks[kBracket];
 #pragma unroll
   for (int index = 0; index < kBracket; ++index) ranks[index] = task.sample_ranks[index];
   for (int digit = 0; digit < kSampleDigits; ++digit) {
@@ -109,7 +109,7 @@ static __global__ void __launch_bounds__(kTileThreads)
     grid.sync();
     const auto& histograms = state.sample[digit];
     RankPlace places[kBracket];
-    find_ranks<kBracket>(
+    find_ranks<kBracket, unsigned>(
         {histograms[0], histograms[digit == 0 ? 0 : 1], histograms[digit == 0 ? 0 : 2]}, ranks,
         places);
 #pragma unroll

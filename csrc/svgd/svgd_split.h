@@ -39,6 +39,9 @@ struct SplitParticles {
 // mean and scale are wanted; slots are for at most kMostTensorDim dimensions.
 int64_t svgd_split_bytes(const SvgdParticles& particles, bool with_slots);
 
+// Where in `memory` the parts are.
+SplitParticles svgd_split_parts(const SvgdParticles& particles, bool with_slots, void* memory);
+
 // Splits float32 particles into `memory`.
 cudaError_t launch_svgd_split(const SvgdParticles& particles, bool with_slots, void* memory,
                               SplitParticles& split, cudaStream_t stream);

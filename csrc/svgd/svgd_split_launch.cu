@@ -33,6 +33,11 @@ int64_t svgd_split_bytes(const SvgdParticles& particles, bool with_slots) {
   return parts.bytes();
 }
 
+SplitParticles svgd_split_parts(const SvgdParticles& particles, bool with_slots, void* memory) {
+  MemoryParts parts(memory);
+  return make_split_task(particles, with_slots, parts).split;
+}
+
 cudaError_t launch_svgd_split(const SvgdParticles& particles, bool with_slots, void* memory,
                               SplitParticles& split, cudaStream_t stream) {
   MemoryParts parts(memory);

@@ -35,12 +35,19 @@ struct StreamTask {
   int maximum_blocks;
   float* bias;     // (padded_count): -|x_i - m|^2 / (2h) * log2(e), minus infinity past the end
   __half* values;  // (padded_count / 64, padded_dim / width, slot)
-  float* sums;     // (splits, padded_count, padded_dim): scaled sums of K_ij V_j over j != i
-  float* weights;  // (splits, padded_count): scaled sums of K_ij over j != i
+  float* sums;     // (splits, own_rows, padded_dim): scaled sums of K_ij V_j over j != i
+  float* weights;  // (splits, own_rows): scaled sums of K_ij over j != i
   int tiles;       // of 64 particles
+  int first_tile;  // of those whose sums are wanted
+  int own_tiles;   // how many those are
   int tiles_per_split;
   int splits;
 };
+
+// The particles i whose sums a task forms: whole tiles around the rows that are wanted.
+__device__ inline int64_t own_rows(const StreamTask& task) {
+  return int64_t{task.own_tiles} * kSplitTile;
+}
 
 // The result of one element from phi times N.
 __device__ inline void store_result(const SvgdUpdate& update, int64_t row, int64_t column,
@@ -51,7 +58,8 @@ __device__ inline void store_result(const SvgdUpdate& update, int64_t row, int64
     value = fmaf(static_cast<float>(update.step_size), value,
                  x[row * update.particles.stride + column]);
   }
-  static_cast<float*>(update.result)[row * update.particles.dim + column] = value;
+  static_cast<float*>(update.result)[(row - update.first_row) * update.particles.dim + column] =
+      value;
 }
 
 }  // namespace fused_ops

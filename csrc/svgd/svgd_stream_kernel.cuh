@@ -118,8 +118,8 @@ __global__ void __launch_bounds__(StreamShape<dim>::threads, 1)
   auto& shared = *reinterpret_cast<StreamShared<dim>*>(memory);
   if (task.state->direct != 0) return;
   const auto group = static_cast<int>(threadIdx.x / kWarpgroupSize);
-  const int tile_i = static_cast<int>(blockIdx.x) * Shape::groups + group;
-  const int query_tile = tile_i < task.tiles ? tile_i : task.tiles - 1;
+  const int own = static_cast<int>(blockIdx.x) * Shape::groups + group;
+  const int query_tile = task.first_tile + (own < task.own_tiles ? own : task.own_tiles - 1);
   const int first = static_cast<int>(blockIdx.y) * task.tiles_per_split;
   const int left = task.tiles - first;
   const int tiles = left < task.tiles_per_split ? left : task.tiles_per_split;
@@ -151,13 +151,14 @@ __global__ void __launch_bounds__(StreamShape<dim>::threads, 1)
     }
   }
 
-  if (tile_i >= task.tiles) return;
+  if (own >= task.own_tiles) return;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     float sum = weight_sums[half];
     sum += __shfl_xor_sync(0xffffffffu, sum, 1);
     sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-    const int64_t target = blockIdx.y * task.split.padded_count + row + 8 * half;
+    const int64_t target =
+        blockIdx.y * own_rows(task) + row + 8 * half - int64_t{task.first_tile} * kSplitTile;
     if (lane % 4 == 0) task.weights[target] = sum;
 #pragma unroll
     for (int chunk = 0; chunk < Shape::chunks; ++chunk) {

@@ -23,6 +23,9 @@ StreamTask make_stream_task(const SvgdUpdate& update, const SplitParticles& spli
   task.state = scratch.take<StreamState>(1);
   if (!policy.tensor_cores) return task;
   task.tiles = static_cast<int>(split.padded_count / kSplitTile);
+  task.first_tile = static_cast<int>(update.first_row / kSplitTile);
+  task.own_tiles =
+      static_cast<int>(ceil_div(update.first_row + update.rows, kSplitTile)) - task.first_tile;
   task.tiles_per_split = policy.tiles_per_split;
   task.splits = policy.splits;
   task.maximum_blocks = static_cast<int>(std::min<int64_t>(
@@ -30,7 +33,7 @@ StreamTask make_stream_task(const SvgdUpdate& update, const SplitParticles& spli
   task.maxima = scratch.take<float>(kMaxMaximumBlocks);
   task.bias = scratch.take<float>(split.padded_count);
   task.values = scratch.take<__half>(split.padded_count * split.padded_dim * 2);
-  task.weights = scratch.take<float>(policy.splits * split.padded_count);
+  task.weights = scratch.take<float>(policy.splits * int64_t{task.own_tiles} * kSplitTile);
   return task;
 }
 
@@ -41,7 +44,7 @@ cudaError_t launch_sums(const StreamTask& task, cudaStream_t stream) {
   constexpr auto kernel = svgd_stream<dim, three_terms>;
   const cudaError_t error = allow_shared_memory<kernel>();
   if (error != cudaSuccess) return error;
-  const dim3 grid(static_cast<unsigned>(ceil_div(task.tiles, Shape::groups)),
+  const dim3 grid(static_cast<unsigned>(ceil_div(task.own_tiles, Shape::groups)),
                   static_cast<unsigned>(task.splits));
   kernel<<<grid, Shape::threads, sizeof(StreamShared<dim>), stream>>>(task);
   return cudaGetLastError();
@@ -59,7 +62,7 @@ cudaError_t launch_tensor(const StreamTask& task, cudaStream_t stream) {
   });
   if (error != cudaSuccess) return error;
   const int64_t rows = kStreamThreads / kWarpSize;
-  const auto blocks = static_cast<unsigned>(ceil_div(task.update.particles.count, rows));
+  const auto blocks = static_cast<unsigned>(ceil_div(task.update.rows, rows));
   svgd_stream_result<<<blocks, kStreamThreads, 0, stream>>>(task);
   return cudaGetLastError();
 }
@@ -70,7 +73,7 @@ cudaError_t launch_chunk(const DirectTask& task, cudaStream_t stream) {
   constexpr auto kernel = svgd_direct<chunk, form>;
   const cudaError_t error = allow_shared_memory<kernel>();
   if (error != cudaSuccess) return error;
-  const int64_t tiles = ceil_div(particles.count, kDirectTile);
+  const int64_t tiles = ceil_div(task.update.rows, kDirectTile);
   const dim3 grid(static_cast<unsigned>(tiles * ceil_div(particles.dim, chunk)),
                   static_cast<unsigned>(task.splits));
   kernel<<<grid, kDirectThreads, sizeof(DirectShared), stream>>>(task);
@@ -96,7 +99,7 @@ cudaError_t launch_direct(const DirectTask& task, int chunk, cudaStream_t stream
     }
   }
   if (error != cudaSuccess || task.splits == 1) return error;
-  const int64_t size = task.update.particles.count * task.update.particles.dim;
+  const int64_t size = task.update.rows * task.update.particles.dim;
   const auto blocks =
       static_cast<unsigned>(std::min<int64_t>(ceil_div(size, kDirectThreads), 1024));
   svgd_direct_combine<<<blocks, kDirectThreads, 0, stream>>>(task);
@@ -110,13 +113,11 @@ cudaError_t launch_direct(const DirectTask& task, int chunk, cudaStream_t stream
 int64_t svgd_stream_bytes(const SvgdUpdate& update, const SplitParticles& split,
                           const StreamPolicy& policy) {
   MemoryParts scratch(nullptr);
-  make_stream_task(update, split, policy, scratch);
+  const StreamTask task = make_stream_task(update, split, policy, scratch);
   const int64_t before = scratch.bytes();
-  const int64_t sums =
-      policy.tensor_cores ? policy.splits * split.padded_count * split.padded_dim : 0;
-  const int64_t partial = policy.direct_splits > 1
-                              ? policy.direct_splits * update.particles.count * update.particles.dim
-                              : 0;
+  const int64_t sums = int64_t{task.splits} * task.own_tiles * kSplitTile * split.padded_dim;
+  const int64_t partial =
+      policy.direct_splits > 1 ? policy.direct_splits * update.rows * update.particles.dim : 0;
   return before + std::max(sums, partial) * static_cast<int64_t>(sizeof(float));
 }
 

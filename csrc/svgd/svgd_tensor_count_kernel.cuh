@@ -126,7 +126,8 @@ __device__ inline void flush_stacks(unsigned (&stacks)[kTileElements][threads], 
 
 #endif  // __CUDA_ARCH_FEAT_SM90_ALL
 
-// gridDim: groups of tiles i, shares of the tiles j that those take.
+// gridDim: groups of tiles i, every share.count-th from share.index on; splits of the tiles j that
+// those take.
 template <int dim>
 __global__ void __launch_bounds__(CountShape<dim>::threads, 1)
     svgd_tensor_count(const __grid_constant__ BracketTask task) {
@@ -137,7 +138,8 @@ __global__ void __launch_bounds__(CountShape<dim>::threads, 1)
   BracketState& state = *task.state;
   if (state.by_products == 0) return;
   const auto tiles = static_cast<int>(task.split.padded_count / kSplitTile);
-  const int first_i = static_cast<int>(blockIdx.x) * Shape::groups;
+  const int first_i =
+      (static_cast<int>(blockIdx.x) * task.share.count + task.share.index) * Shape::groups;
   const auto group = static_cast<int>(threadIdx.x / kWarpgroupSize);
   const int tile_i = first_i + group;
   const int query_tile = tile_i < tiles ? tile_i : tiles - 1;

@@ -44,7 +44,7 @@ struct BracketPolicy {
   int64_t capacity;   // of the list of pairs inside
   double most_doubt;  // that distances may leave, as a share of the bracket
   bool tensor_cores;
-  int shares;  // among which a block's tiles are divided on tensor cores
+  int splits;  // of a block's tiles on tensor cores
 };
 
 struct SvgdPolicy {
@@ -125,21 +125,22 @@ inline int choose_sum_splits(int64_t tiles, int64_t blocks, int64_t places) {
 
 // The bracket reaches five deviations of the median's rank in the sample, sqrt(size) / 2, to either
 // side. A larger sample costs its distances, and saves as many times its size in the list.
-inline BracketPolicy choose_bracket_policy(int64_t count, int64_t dim, const DeviceLimits& limits) {
+// `shares` is among how many processes the pairs are divided. Each may meet most of those inside.
+inline BracketPolicy choose_bracket_policy(int64_t count, int64_t dim, int shares,
+                                           const DeviceLimits& limits) {
   constexpr int64_t least = int64_t{1} << 16;
-  constexpr int64_t most = int64_t{1} << 22;
+  constexpr int64_t most = int64_t{1} << 25;
   BracketPolicy policy{};
   const double pairs = 0.5 * static_cast<double>(count) * static_cast<double>(count - 1);
-  // Ranks on the list have 32 bits.
-  if (limits.shared_memory < direct_count_shared(dim) || pairs >= 0x1p32) return policy;
+  if (limits.shared_memory < direct_count_shared(dim)) return policy;
   policy.tensor_cores =
       has_tensor_kernels(limits) && dim >= kLeastTensorDim && dim <= kMostTensorDim;
   const int64_t tiles = ceil_div(count, 128) * 2;
   const int groups = count_groups(padded_dim(dim));
-  const int64_t blocks = ceil_div(tiles, groups);
-  policy.shares = choose_splits(tiles / 2 + groups, blocks, limits.multiprocessors, 1);
+  const int64_t blocks = ceil_div(ceil_div(tiles, groups), shares);
+  policy.splits = choose_splits(tiles / 2 + groups, blocks, limits.multiprocessors, 1);
   const int64_t reserved =
-      policy.tensor_cores ? blocks * policy.shares * groups * 4 * kListChunk : 0;
+      policy.tensor_cores ? blocks * policy.splits * groups * 4 * kListChunk : 0;
   const int64_t entry = policy.tensor_cores ? 12 : 4;              // bytes
   const int64_t allowed = (int64_t{56} << 20) + 48 * count * dim;  // bytes
   for (int64_t size = least; size <= most; size *= 2) {
@@ -159,14 +160,15 @@ inline BracketPolicy choose_bracket_policy(int64_t count, int64_t dim, const Dev
   return policy;
 }
 
-// `single` is whether the accumulation type is float32; `max_chunk` and `source_tile` are what the
-// update's kernel has for the accumulation type.
-inline SvgdPolicy choose_svgd_policy(int64_t count, int64_t dim, bool single, int max_chunk,
-                                     int source_tile, const DeviceLimits& limits) {
+// `rows` is how many results are wanted, `single` whether the accumulation type is float32;
+// `max_chunk` and `source_tile` are what the update's kernel has for the accumulation type.
+inline SvgdPolicy choose_svgd_policy(int64_t count, int64_t rows, int64_t dim, int shares,
+                                     bool single, int max_chunk, int source_tile,
+                                     const DeviceLimits& limits) {
   SvgdPolicy policy{};
   policy.store_distances = count <= kMaxStoredParticles;
   if (single && count > kMaxStoredParticles) {
-    policy.bracket = choose_bracket_policy(count, dim, limits);
+    policy.bracket = choose_bracket_policy(count, dim, shares, limits);
   }
 
   const auto count_policy = [&](int patch) {
@@ -186,7 +188,7 @@ inline SvgdPolicy choose_svgd_policy(int64_t count, int64_t dim, bool single, in
     if (policy.chunk < dim && chunk <= max_chunk) policy.chunk = chunk;
   }
   // Two blocks for each multiprocessor, where the particles i and the chunks give fewer.
-  const int64_t blocks = ceil_div(count, 64) * ceil_div(dim, policy.chunk);
+  const int64_t blocks = ceil_div(rows, 64) * ceil_div(dim, policy.chunk);
   const int64_t tiles = ceil_div(count, source_tile);
   const int64_t wanted = std::clamp<int64_t>(2 * limits.multiprocessors / blocks, 1, tiles);
   policy.tiles_per_split = ceil_div(tiles, wanted);
@@ -194,15 +196,18 @@ inline SvgdPolicy choose_svgd_policy(int64_t count, int64_t dim, bool single, in
   return policy;
 }
 
-inline StreamPolicy choose_stream_policy(int64_t count, int64_t dim, SteinKernel kernel,
-                                         Precision precision, const DeviceLimits& limits) {
+inline StreamPolicy choose_stream_policy(int64_t count, int64_t rows, int64_t dim,
+                                         SteinKernel kernel, Precision precision,
+                                         const DeviceLimits& limits) {
   StreamPolicy policy{};
   const int64_t least_dim = precision == Precision::medium ? 1 : kLeastTensorDim;
   policy.tensor_cores = has_tensor_kernels(limits) && precision != Precision::highest &&
                         kernel == SteinKernel::rbf && dim >= least_dim && dim <= kMostTensorDim;
   const int64_t tiles = ceil_div(count, 128) * 2;
   const int64_t groups = stream_groups(padded_dim(dim));
-  const int splits = choose_sum_splits(tiles, ceil_div(tiles, groups), limits.multiprocessors);
+  // Rows may begin and end within a tile.
+  const int64_t own = rows == count ? tiles : rows / 64 + 2;
+  const int splits = choose_sum_splits(tiles, ceil_div(own, groups), limits.multiprocessors);
   policy.tiles_per_split = static_cast<int>(ceil_div(tiles, splits));
   policy.splits = static_cast<int>(ceil_div(tiles, policy.tiles_per_split));
 
@@ -211,7 +216,7 @@ inline StreamPolicy choose_stream_policy(int64_t count, int64_t dim, SteinKernel
     if (policy.direct_chunk < dim) policy.direct_chunk = chunk;
   }
   const int64_t sources = ceil_div(count, kDirectSource);
-  const int64_t blocks = ceil_div(count, kDirectTile) * ceil_div(dim, policy.direct_chunk);
+  const int64_t blocks = ceil_div(rows, kDirectTile) * ceil_div(dim, policy.direct_chunk);
   const int direct_splits = choose_sum_splits(sources, blocks, 2 * limits.multiprocessors);
   policy.direct_tiles_per_split = ceil_div(sources, direct_splits);
   policy.direct_splits = static_cast<int>(ceil_div(sources, policy.direct_tiles_per_split));

@@ -33,7 +33,7 @@ constexpr int kMaxChunk = sizeof(T) == 8 ? 16 : 64;
 struct UpdateTask {
   SvgdUpdate update;
   const void* stored;       // the distances, (count, count), or null: then they are computed
-  void* partial;            // (splits, count, dim) in the accumulation type; unused for one split
+  void* partial;            // (splits, rows, dim) in the accumulation type; unused for one split
   int64_t tiles_per_split;  // tiles of particles j that one block walks over
 };
 
@@ -113,7 +113,7 @@ __device__ inline void store_update(const SvgdUpdate& update, int64_t i, int64_t
     const auto* x = static_cast<const T*>(update.particles.data);
     value = x[i * update.particles.stride + d] + static_cast<T>(update.step_size) * value;
   }
-  static_cast<T*>(update.result)[i * update.particles.dim + d] = value;
+  static_cast<T*>(update.result)[(i - update.first_row) * update.particles.dim + d] = value;
 }
 
 // gridDim: tiles of particles i times chunks of dimensions; splits of particles j.
@@ -128,8 +128,8 @@ __global__ void __launch_bounds__(kTileThreads)
   const SvgdUpdate& update = task.update;
   const SvgdParticles& particles = update.particles;
   const KernelScale<T> scale(kernel, bandwidth_value<T>(update), static_cast<T>(update.repulsion));
-  const auto tiles_i = static_cast<unsigned>((particles.count + kUpdateTile - 1) / kUpdateTile);
-  const int64_t first_i = int64_t{blockIdx.x % tiles_i} * kUpdateTile;
+  const auto tiles_i = static_cast<unsigned>((update.rows + kUpdateTile - 1) / kUpdateTile);
+  const int64_t first_i = update.first_row + int64_t{blockIdx.x % tiles_i} * kUpdateTile;
   const int64_t first_d = int64_t{blockIdx.x / tiles_i} * chunk;
   const int group = threadIdx.x / group_size;
   const int i = threadIdx.x % group_size / (chunk / kPatch) * kPatch;  // of this thread's patch
@@ -206,16 +206,16 @@ __global__ void __launch_bounds__(kTileThreads)
       }
     }
   }
-  for (int a = 0; a < kPatch && first_i + i + a < particles.count; ++a) {
+  const int64_t end_i = update.first_row + update.rows;
+  for (int a = 0; a < kPatch && first_i + i + a < end_i; ++a) {
     for (int b = 0; b < kPatch && first_d + d + b < particles.dim; ++b) {
       const int64_t row = first_i + i + a;
       const int64_t column = first_d + d + b;
       if (gridDim.y == 1) {
         store_update(update, row, column, sums[a][b]);
       } else {
-        static_cast<T*>(
-            task.partial)[(blockIdx.y * particles.count + row) * particles.dim + column] =
-            sums[a][b];
+        const int64_t part = blockIdx.y * update.rows + row - update.first_row;
+        static_cast<T*>(task.partial)[part * particles.dim + column] = sums[a][b];
       }
     }
   }
@@ -225,7 +225,7 @@ template <typename T>
 __global__ void __launch_bounds__(kTileThreads)
     svgd_update_combine(const __grid_constant__ UpdateTask task, int splits) {
   const int64_t dim = task.update.particles.dim;
-  const int64_t size = task.update.particles.count * dim;
+  const int64_t size = task.update.rows * dim;
   const int64_t stride = int64_t{gridDim.x} * kTileThreads;
   for (int64_t index = int64_t{blockIdx.x} * kTileThreads + threadIdx.x; index < size;
        index += stride) {
@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(kTileThreads)
     for (int split = 0; split < splits; ++split) {
       sum += static_cast<const T*>(task.partial)[split * size + index];
     }
-    store_update(task.update, index / dim, index % dim, sum);
+    store_update(task.update, task.update.first_row + index / dim, index % dim, sum);
   }
 }
 

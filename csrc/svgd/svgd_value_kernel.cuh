@@ -138,14 +138,16 @@ static __global__ void __launch_bounds__(kStreamThreads)
   const StreamState& state = *task.state;
   const SvgdUpdate& update = task.update;
   const SvgdParticles& particles = update.particles;
-  const int64_t row = int64_t{blockIdx.x} * (kStreamThreads / kWarpSize) + threadIdx.x / kWarpSize;
+  const int64_t index =
+      int64_t{blockIdx.x} * (kStreamThreads / kWarpSize) + threadIdx.x / kWarpSize;
+  const int64_t row = update.first_row + index;
   const int lane = threadIdx.x % kWarpSize;
   // Other blocks of this launch may set the flag; either way the direct kernel writes all.
-  if (row >= particles.count || state.direct != 0) return;
-  const int64_t padded_count = task.split.padded_count;
+  if (index >= update.rows || state.direct != 0) return;
+  const int64_t own = row - int64_t{task.first_tile} * kSplitTile;
   float weights = 0;
   for (int split = 0; split < task.splits; ++split) {
-    weights += task.weights[split * padded_count + row];
+    weights += task.weights[split * own_rows(task) + own];
   }
   weights *= kInverseWeightScale;
   constexpr float ln_2 = 0.693147181f;
@@ -155,7 +157,7 @@ static __global__ void __launch_bounds__(kStreamThreads)
   for (int column = lane; column < particles.dim; column += kWarpSize) {
     float sum = 0;
     for (int split = 0; split < task.splits; ++split) {
-      sum += task.sums[(split * padded_count + row) * task.split.padded_dim + column];
+      sum += task.sums[(split * own_rows(task) + own) * task.split.padded_dim + column];
     }
     const float x = static_cast<const float*>(particles.data)[row * particles.stride + column];
     const float score = static_cast<const float*>(update.score)[row * update.score_stride + column];
