@@ -3,6 +3,7 @@
 
 import torch  # noqa: F401  (first: it loads the libraries that the native module needs)
 
+from fused_ops import distributed
 from fused_ops._support import Dispatch, FallbackError, explain, set_fallback
 from fused_ops.svgd import median_bandwidth, svgd_phi, svgd_step
 from fused_ops.triplet import TripletMarginLoss, set_gradients_in_forward, triplet_margin_loss
@@ -13,6 +14,7 @@ __all__ = [
     "Dispatch",
     "FallbackError",
     "TripletMarginLoss",
+    "distributed",
     "explain",
     "median_bandwidth",
     "set_fallback",

@@ -57,11 +57,10 @@ def median_bandwidth(particles: torch.Tensor, rule: str = "median") -> torch.Ten
 
     Source: https://arxiv.org/abs/1608.04471
     """
-    _check_matrix("particles", particles)
-    _check_rule(rule)
-    reasons = _reasons(particles)
-    if reasons:
-        check_fallback("median_bandwidth", reasons)
+    check_matrix("particles", particles)
+    check_rule(rule)
+    if why := reasons(particles):
+        check_fallback("median_bandwidth", why)
         return reference.bandwidth(_accumulated(particles), rule)
     return ops.bandwidth(particles, RULES.index(rule))
 
@@ -157,7 +156,7 @@ def svgd_step(
         ValueError: as `svgd_phi`.
         FallbackError: as `svgd_phi`.
     """
-    _check_number("step_size", step_size)
+    check_number("step_size", step_size)
     step_size = float(step_size)
     return _update(
         "svgd_step", particles, score, step_size, bandwidth, kernel, repulsion, precision
@@ -167,20 +166,36 @@ def svgd_step(
 def _update(
     op, particles, score, step_size, bandwidth, kernel, repulsion, precision
 ) -> torch.Tensor:
-    _check_matrix("particles", particles)
+    score = check_update(particles, score, bandwidth, kernel, repulsion, precision)
+    return update_rows(
+        op, particles, score, step_size, bandwidth, kernel, repulsion, precision, 0, None
+    )
+
+
+def check_update(particles, score, bandwidth, kernel, repulsion, precision) -> torch.Tensor:
+    """Checks the arguments of an update, and returns the score."""
+    check_matrix("particles", particles)
     if callable(score) and not isinstance(score, torch.Tensor):
         score = score(particles.detach())
     _check_like_particles("score", score, particles)
     _check_bandwidth(bandwidth, particles)
     if kernel not in KERNELS:
         raise ValueError(f"kernel: expected one of {', '.join(KERNELS)}, got {kernel!r}")
-    _check_number("repulsion", repulsion)
+    check_number("repulsion", repulsion)
     if precision not in PRECISIONS:
         raise ValueError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision!r}")
-    reasons = _reasons(particles, score, bandwidth)
-    if reasons:
-        check_fallback(op, reasons)
-        return _fallback(particles, score, step_size, bandwidth, kernel, repulsion)
+    return score
+
+
+def update_rows(
+    op, particles, score, step_size, bandwidth, kernel, repulsion, precision, first_row, rows
+) -> torch.Tensor:
+    """The update of `rows` particles from `first_row` on, by default all that are left. Arguments
+    as `check_update` lets them pass."""
+    if why := reasons(particles, score, bandwidth):
+        check_fallback(op, why)
+        result = _fallback(particles, score, step_size, bandwidth, kernel, repulsion)
+        return result if rows is None else result[first_row : first_row + rows]
     rule, number, tensor = -1, 0.0, None
     if isinstance(bandwidth, str):
         rule = RULES.index(bandwidth)
@@ -190,22 +205,22 @@ def _update(
         number = float(bandwidth)
     return ops.update(
         particles, score, tensor, rule, number, KERNELS.index(kernel), float(repulsion), step_size,
-        PRECISIONS.index(precision),
+        PRECISIONS.index(precision), -1, first_row, rows,
     )  # fmt: skip
 
 
-def _reasons(particles, score=None, bandwidth=None) -> list[str]:
+def reasons(particles, score=None, bandwidth=None) -> list[str]:
     """Why the kernels do not take a call; empty where they do."""
     tensors = [x for x in (particles, score, bandwidth) if isinstance(x, torch.Tensor)]
-    reasons = tensor_reasons(*(x for x in (particles, score) if x is not None))
+    found = tensor_reasons(*(x for x in (particles, score) if x is not None))
     if isinstance(bandwidth, torch.Tensor):
         # By itself, for it may have another floating-point dtype: it is converted.
-        reasons = reasons or tensor_reasons(bandwidth)
-    if not reasons and particles.numel() == 0:
-        reasons.append("no particles or no dimensions")
+        found = found or tensor_reasons(bandwidth)
+    if not found and particles.numel() == 0:
+        found.append("no particles or no dimensions")
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        reasons.append("an input requires grad")
-    return reasons
+        found.append("an input requires grad")
+    return found
 
 
 def _fallback(particles, score, step_size, bandwidth, kernel, repulsion) -> torch.Tensor:
@@ -222,7 +237,7 @@ def _accumulated(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(accumulate_dtype(tensor.dtype))
 
 
-def _check_matrix(name: str, tensor: torch.Tensor) -> None:
+def check_matrix(name: str, tensor: torch.Tensor) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
     if not tensor.is_floating_point():
@@ -232,7 +247,7 @@ def _check_matrix(name: str, tensor: torch.Tensor) -> None:
 
 
 def _check_like_particles(name: str, tensor: torch.Tensor, particles: torch.Tensor) -> None:
-    _check_matrix(name, tensor)
+    check_matrix(name, tensor)
     if tensor.dtype != particles.dtype:
         raise TypeError(f"{name}: expected the particles' {particles.dtype}, got {tensor.dtype}")
     if tensor.shape != particles.shape:
@@ -244,7 +259,7 @@ def _check_like_particles(name: str, tensor: torch.Tensor, particles: torch.Tens
         raise ValueError(f"{name}: expected the particles' {particles.device}, got {tensor.device}")
 
 
-def _check_rule(rule: str) -> None:
+def check_rule(rule: str) -> None:
     if rule not in RULES:
         raise ValueError(f"bandwidth rule: expected one of {', '.join(RULES)}, got {rule!r}")
 
@@ -259,7 +274,7 @@ def _check_bandwidth(bandwidth: str | float | torch.Tensor, particles: torch.Ten
         if not bandwidth.is_floating_point():
             raise TypeError(f"bandwidth: expected a floating-point tensor, got {bandwidth.dtype}")
     elif isinstance(bandwidth, str):
-        _check_rule(bandwidth)
+        check_rule(bandwidth)
     elif not isinstance(bandwidth, numbers.Real) or not bandwidth > 0 or math.isinf(bandwidth):
         raise ValueError(
             f"bandwidth: expected a positive number, a 0-dim tensor or one of {', '.join(RULES)}, "
@@ -267,7 +282,7 @@ def _check_bandwidth(bandwidth: str | float | torch.Tensor, particles: torch.Ten
         )
 
 
-def _check_number(name: str, value: float) -> None:
+def check_number(name: str, value: float) -> None:
     if not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
 
@@ -275,12 +290,11 @@ def _check_number(name: str, value: float) -> None:
 def _dispatch(
     op: str, particles, score=None, bandwidth=None, kernel="rbf", precision="high"
 ) -> Dispatch:
-    _check_matrix("particles", particles)
+    check_matrix("particles", particles)
     # A score that is a function is not called: what it returns must be like the particles.
     score = score if isinstance(score, torch.Tensor) else None
-    reasons = tuple(_reasons(particles, score, bandwidth))
-    if reasons:
-        return Dispatch(op, "pytorch", reasons=reasons)
+    if why := reasons(particles, score, bandwidth):
+        return Dispatch(op, "pytorch", reasons=tuple(why))
     details = {"device": particles.device.type, "dtype": name_of(particles.dtype)}
     if particles.device.type == "cuda":
         device = torch.cuda.get_device_properties(particles.device)

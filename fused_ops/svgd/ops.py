@@ -9,13 +9,17 @@ from fused_ops._support import accumulate_dtype
 if native is not None:
     update = torch.ops.fused_ops.svgd_update.default
     bandwidth = torch.ops.fused_ops.svgd_bandwidth.default
+    share_memory = torch.ops.fused_ops.svgd_share_memory.default
+    share_pass = torch.ops.fused_ops.svgd_share_pass.default
+    share_bandwidth = torch.ops.fused_ops.svgd_share_bandwidth.default
 
     @torch.library.register_fake("fused_ops::svgd_update")
     def _(
         particles, score, bandwidth, rule, bandwidth_number, kernel, repulsion, step_size,
-        precision=1, form=-1,
+        precision=1, form=-1, first_row=0, rows=None,
     ):  # fmt: skip
-        return particles.new_empty(particles.shape)
+        count, dim = particles.shape
+        return particles.new_empty((count - first_row if rows is None else rows, dim))
 
     @torch.library.register_fake("fused_ops::svgd_bandwidth")
     def _(particles, rule, form=-1):

@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The functions that work on tensors sharded over the processes of torch.distributed."""
+
+from fused_ops.svgd.distributed import median_bandwidth, svgd_phi, svgd_step
+
+__all__ = ["median_bandwidth", "svgd_phi", "svgd_step"]

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Checks that run on several processes of torch.distributed at once."""
+
+import traceback
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+
+def _run(rank, ranks, backend, folder, checks):
+    torch.set_num_threads(1)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    store = dist.FileStore(str(folder / "store"), ranks)
+    minute = timedelta(minutes=1)  # for a rank that waits where another failed
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=minute)
+    for check in checks:
+        try:
+            check()
+        except Exception:
+            (folder / f"{check.__name__}.{rank}").write_text(traceback.format_exc())
+    dist.destroy_process_group()
+
+
+def failures_on_ranks(checks, ranks, folder, backend="gloo"):
+    """Runs functions without arguments on `ranks` processes, started once for all.
+
+    Returns what went wrong, by the function's name and the rank: "check_this.1".
+    """
+    torch.multiprocessing.spawn(_run, (ranks, backend, folder, checks), nprocs=ranks)
+    return {file.name: file.read_text() for file in folder.glob("check_*")}
+
+
+def assert_passed(failures, check):
+    found = [text for name, text in failures.items() if name.startswith(f"{check.__name__}.")]
+    assert not found, "\n".join(found)
