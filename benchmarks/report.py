@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Writes docs/benchmarks.md, docs/accuracy.md and the pictures: python -m benchmarks.report."""
+"""Writes docs/benchmarks.md, accuracy.md, distributed.md and the pictures from the rows:
+
+python -m benchmarks.report
+"""
 
 import json
 from pathlib import Path
@@ -7,6 +10,7 @@ from pathlib import Path
 import matplotlib
 
 from benchmarks.rows import RESULTS, file_of
+from benchmarks.svgd import scaling
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # after the backend is chosen
@@ -67,6 +71,10 @@ def is_of_data(case: tuple) -> bool:
     return case[2].startswith("data=")
 
 
+def is_of_gpus(case: tuple) -> bool:
+    return case[2].startswith("gpus=")
+
+
 def write_benchmarks(devices: dict) -> None:
     lines = [
         "# Benchmarks",
@@ -88,7 +96,11 @@ def write_benchmarks(devices: dict) -> None:
     for device, cases in devices.items():
         versions = next(iter(cases.values()))["fused"]
         cuda = f", CUDA {versions['cuda']}" if versions["cuda"] else ""
-        timed = {case: rows for case, rows in cases.items() if not is_of_data(case)}
+        timed = {
+            case: rows
+            for case, rows in cases.items()
+            if not is_of_data(case) and not is_of_gpus(case)
+        }
         lines += ["", f"## {device}", "", f"torch {versions['torch']}{cuda}.", "", *table(timed)]
     (DOCS / "benchmarks.md").write_text("\n".join(lines) + "\n")
 
@@ -122,6 +134,20 @@ def write_accuracy(devices: dict) -> None:
             relative = f"{rows['fused']['time_us'] / gaussian:.2f}"
             lines.append("| " + " | ".join([case[2][len("data=") :], *errors, relative]) + " |")
     (DOCS / "accuracy.md").write_text("\n".join(lines) + "\n")
+
+
+def write_distributed(devices: dict) -> None:
+    for device, cases in devices.items():
+        sizes = [
+            scaling.Measured(
+                case[3][0], rows["one_gpu"]["time_us"] / 1e6, rows["fused"]["time_us"] / 1e6
+            )
+            for case, rows in cases.items()
+            if case[2] == "gpus=2" and case[3][1] == scaling.DIM
+        ]
+        if sizes:
+            text = "\n".join(scaling.page(sizes, device))
+            (DOCS / "distributed.md").write_text(text + "\n")
 
 
 def draw(device: str, cases: dict, path: Path) -> None:
@@ -159,6 +185,7 @@ def main() -> None:
     DOCS.mkdir(exist_ok=True)
     write_benchmarks(devices)
     write_accuracy(devices)
+    write_distributed(devices)
     for device, cases in devices.items():
         name = file_of(next(iter(cases.values()))["fused"]).stem
         draw(device, cases, DOCS / f"benchmarks-{name}.png")

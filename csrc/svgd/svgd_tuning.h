@@ -151,7 +151,7 @@ inline BracketPolicy choose_bracket_policy(int64_t count, int64_t dim, int share
     const double inside = 2 * policy.half_width * pairs;
     const double places = static_cast<double>((allowed - 4 * size) / entry - reserved - 65536);
     const double slack = std::min(places / inside, 2.5);
-    if (slack < 1.25) continue;
+    if (slack < 1.75) continue;  // the error of distances wants some of it
     policy.sample_size = size;
     policy.capacity = static_cast<int64_t>(slack * inside) + 65536 + reserved;
     policy.most_doubt = slack - 1.25;

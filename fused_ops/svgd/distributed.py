@@ -136,10 +136,10 @@ class _Shards:
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         if counts is None:
-            shapes = particles.new_empty((self.size, 2), dtype=torch.int64)
-            own = torch.tensor([particles.shape], device=particles.device)
-            dist.all_gather_into_tensor(shapes, own, group=group)
-            counts, dims = shapes.T.tolist()
+            own = torch.tensor(particles.shape, device=particles.device)
+            shapes = [torch.empty_like(own) for _ in range(self.size)]
+            dist.all_gather(shapes, own, group=group)
+            counts, dims = torch.stack(shapes).T.tolist()
             if len(set(dims)) > 1:
                 raise ValueError(f"particles: expected one dim in all processes, got {dims}")
         if len(counts) != self.size or counts[self.rank] != len(particles):
@@ -152,27 +152,21 @@ class _Shards:
 
     def gather(self, own: torch.Tensor) -> torch.Tensor:
         """All rows, in the order of ranks."""
-        result, work = self.start_gather(own)
+        padded, work = self.start_gather(own)
         work.wait()
-        return self.trim(result)
+        return self.join(padded)
 
-    def start_gather(self, own: torch.Tensor) -> tuple[torch.Tensor, dist.Work]:
-        """Starts a gathering into memory that `trim` makes all rows of, once it is done."""
+    def start_gather(self, own: torch.Tensor) -> tuple[list[torch.Tensor], dist.Work]:
+        """Starts a gathering of shards, padded to the same length, and returns the work to wait
+        for before they are joined."""
         most = max(self.counts)
-        padded = own.contiguous()
         if len(own) < most:
-            padded = torch.cat([own, own.new_zeros((most - len(own), own.shape[1]))])
-        gathered = own.new_empty((self.size * most, own.shape[1]))
-        return gathered, dist.all_gather_into_tensor(
-            gathered, padded, group=self.group, async_op=True
-        )
+            own = torch.cat([own, own.new_zeros((most - len(own), own.shape[1]))])
+        padded = [own.new_empty(own.shape) for _ in self.counts]
+        return padded, dist.all_gather(padded, own.contiguous(), group=self.group, async_op=True)
 
-    def trim(self, gathered: torch.Tensor) -> torch.Tensor:
-        most = max(self.counts)
-        if min(self.counts) == most:
-            return gathered
-        shards = gathered.split(most)
-        return torch.cat([shard[:n] for shard, n in zip(shards, self.counts, strict=True)])
+    def join(self, padded: list[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([shard[:n] for shard, n in zip(padded, self.counts, strict=True)])
 
     def add_up(self, message: torch.Tensor) -> torch.Tensor:
         dist.all_reduce(message, group=self.group)
@@ -214,7 +208,7 @@ def _update(
     if isinstance(bandwidth, str):
         bandwidth = _bandwidth(everyone, bandwidth, shards)
     gathering.wait()
-    scores = shards.trim(scores)
+    scores = shards.join(scores)
     if len(particles) == 0:
         return particles.clone()
     return function.update_rows(

@@ -69,6 +69,11 @@ class TestChoice:
         assert forms(50_000, dim, H200, precision="highest") == ("products", "direct")
         assert forms(50_000, dim, H200, precision="medium") == ("products", "products")
 
+    def test_very_many_particles(self):
+        for count in (131_072, 262_144):
+            assert forms(count, 64, H200)[0] != "tiles"
+            assert forms(count, 64, A100)[0] == "direct"
+
     @pytest.mark.parametrize("device", [A100, RTX_5090], ids=["A100", "5090"])
     def test_many_particles_elsewhere(self, device):
         for dim in (3, 64, 1000):
