@@ -17,13 +17,28 @@ constexpr int kMaxTripletWarps = kTripletLargestBlock / kWarpSize;
 
 static __device__ TripletGuess triplet_guesses[kTripletGuesses];
 
+// Where this thread stands in its block, whose groups of `size` threads take a row each.
+struct TripletGroup {
+  int size;
+  int thread;  // in the group
+  int index;   // of the group in the block
+  int count;   // of groups
+
+  // A power of two, so that it need not be divided by.
+  __device__ explicit TripletGroup(int size) : size(size), thread(threadIdx.x & (size - 1)) {
+    const int shift = __ffs(size) - 1;
+    index = threadIdx.x >> shift;
+    count = blockDim.x >> shift;
+  }
+};
+
 // |x|_p while elements come in; for p = inf also how many attain the maximum.
 template <Norm norm, typename T>
 struct Distance {
   T value{};
 
   __device__ void add(T x) {
-    if constexpr (norm == Norm::two) value += x * x;
+    if constexpr (norm == Norm::two) value = fma(x, x, value);
     if constexpr (norm == Norm::one) value += x < T(0) ? -x : x;
   }
   __device__ void merge(const Distance& other) { value += other.value; }
@@ -98,29 +113,31 @@ __device__ inline T row_upstream(T upstream, Reduction reduction, int64_t rows) 
 }
 
 // What the forward's blocks leave to each other. `segments` is (rows, gridDim.x) and unused where
-// gridDim.x is 1; `sums` has gridDim.y elements.
+// gridDim.x is 1; `sums` has gridDim.y elements. With and without the swap Distances have one size.
 template <Norm norm, typename T>
 struct TripletHandovers {
   Handover<Distances<norm, T>>* segments;
   Handover<Sum<T>>* sums;
   uint64_t ticket;
+  double share;  // what the sum of the losses counts; multiplied with, for a division takes long
 };
 
 // The distances of a whole row in the block of its last segment; elsewhere they are handed over and
 // the result is false.
-template <Norm norm, typename T>
+template <Norm norm, typename T, bool with_swap>
 __device__ inline bool gather_segments(const TripletHandovers<norm, T>& handovers, int64_t row,
-                                       Distances<norm, T>& distances, Distances<norm, T>* shared) {
-  auto* segments = handovers.segments + row * gridDim.x;
+                                       Distances<norm, T, with_swap>& distances,
+                                       Distances<norm, T, with_swap>* shared) {
+  using Segment = Handover<Distances<norm, T, with_swap>>;
+  auto* segments = reinterpret_cast<Segment*>(handovers.segments + row * gridDim.x);
   if (blockIdx.x != gridDim.x - 1) {
     if (threadIdx.x == 0) hand_over(&segments[blockIdx.x], distances, handovers.ticket);
     return false;
   }
-  Distances<norm, T> all;
+  Distances<norm, T, with_swap> all;
   if (threadIdx.x == 0) all = distances;
-  for (int i = threadIdx.x; i < gridDim.x - 1; i += blockDim.x) {
-    all.merge(receive(&segments[i], handovers.ticket));
-  }
+  receive_all(segments, gridDim.x - 1, handovers.ticket,
+              [&](const Distances<norm, T, with_swap>& segment) { all.merge(segment); });
   distances = reduce_group(all, blockDim.x, shared);
   return true;
 }
@@ -138,14 +155,11 @@ __device__ inline void add_losses(const TripletForward& params, T loss,
   }
   Sum<double> total;
   if (threadIdx.x == 0) total.value = sum.value;
-  for (int i = threadIdx.x; i < gridDim.y - 1; i += blockDim.x) {
-    total.value += receive(&handovers.sums[i], handovers.ticket).value;
-  }
+  receive_all(handovers.sums, gridDim.y - 1, handovers.ticket,
+              [&](const Sum<T>& of_block) { total.value += of_block.value; });
   total = reduce_group(total, blockDim.x, shared_total);
   if (threadIdx.x != 0) return;
-  const double rows = static_cast<double>(params.inputs.rows);
-  const double result = params.reduction == Reduction::mean ? total.value / rows : total.value;
-  store_loss<scalar>(params, 0, static_cast<T>(result));
+  store_loss<scalar>(params, 0, static_cast<T>(total.value * handovers.share));
 }
 
 template <typename T>
@@ -164,12 +178,19 @@ __device__ inline TripletElementGradient<T> element_gradient(T a, T p, T n, T ep
   return {u + v, w - u, -v - w};
 }
 
+// What threads do that form no gradients.
+struct FormNothing {
+  template <typename... Arguments>
+  __device__ void operator()(const Arguments&...) const {}
+};
+
 // Finishes a row whose distances all threads of its group hold: its state and its loss, which is
 // returned in the group's first thread. Before, `form(inactive, distances, coefficients)` is called
 // if the row's gradients are to be formed.
-template <Norm norm, typename scalar, typename T, bool with_swap, typename Form>
-__device__ inline T finish_row(const TripletForward& params, bool forms, T upstream, int64_t row,
-                               int thread, const Distances<norm, T, with_swap>& d, Form form) {
+template <Norm norm, typename scalar, typename T, bool with_swap, typename Form = FormNothing>
+__device__ inline T finish_row(const TripletForward& params, int64_t row, int thread,
+                               const Distances<norm, T, with_swap>& d, bool forms = false,
+                               T upstream = 0, Form form = {}) {
   const TripletInputs& in = params.inputs;
   TripletRowState<T> state{
       {d.positive.result(), d.negative.result(), in.swap ? d.swap.result() : T(0)}, {}};

@@ -61,9 +61,12 @@ TripletTileWalk tile_walk(const TripletInputs& in, const TripletPolicy& policy) 
 }
 
 template <auto kernel, typename... Arguments>
-cudaError_t start(const TripletPolicy& policy, cudaStream_t stream, const Arguments&... arguments) {
-  if (const cudaError_t error = allow_shared_memory<kernel>(); error != cudaSuccess) return error;
-  kernel<<<grid_of(policy), policy.threads_per_block, policy.shared_bytes, stream>>>(arguments...);
+cudaError_t start(const TripletPolicy& policy, int shared_bytes, cudaStream_t stream,
+                  const Arguments&... arguments) {
+  if (shared_bytes > 0) {
+    if (const cudaError_t error = allow_shared_memory<kernel>(); error != cudaSuccess) return error;
+  }
+  kernel<<<grid_of(policy), policy.threads_per_block, shared_bytes, stream>>>(arguments...);
   return cudaGetLastError();
 }
 
@@ -103,17 +106,26 @@ cudaError_t launch_triplet_forward(const TripletForward& params, const TripletPo
     const int64_t segments = policy.segments > 1 ? params.inputs.rows * policy.segments : 0;
     handovers.sums = reinterpret_cast<Handover<Sum<T>>*>(handovers.segments + segments);
     handovers.ticket = next_ticket();
-    const TripletWalk walk{policy.threads_per_row, policy.accesses, policy.stages,
-                           policy.segment_size};
+    handovers.share = params.reduction == Reduction::mean ? 1.0 / params.inputs.rows : 1.0;
+    const int shared_bytes = policy.shared_bytes;
     if (policy.tile_rows > 0) {
       constexpr auto kernel = triplet_tile_forward<scalar, norm>;
-      return start<kernel>(policy, stream, params, gradients, guess,
+      return start<kernel>(policy, shared_bytes, stream, params, gradients, guess,
                            tile_walk(params.inputs, policy), handovers);
     }
     const auto launch = [&](auto whole) {
-      constexpr auto kernel = triplet_forward<scalar, norm, whole.value>;
-      return start<kernel>(policy, stream, params, gradients, policy.holds_rows ? guess : 0, walk,
-                           handovers);
+      if (policy.holds_rows && guess != 0) {
+        constexpr auto kernel = triplet_forward_with_gradients<scalar, norm, whole.value>;
+        const TripletWalk walk{policy.threads_per_row, policy.accesses, policy.stages};
+        return start<kernel>(policy, shared_bytes, stream, params, gradients, guess, walk,
+                             handovers);
+      }
+      const auto launch_plain = [&](auto with_swap) {
+        constexpr auto kernel = triplet_forward<scalar, norm, whole.value, with_swap.value>;
+        return start<kernel>(policy, 0, stream, params, policy.threads_per_row, policy.segment_size,
+                             handovers);
+      };
+      return params.inputs.swap ? launch_plain(std::true_type{}) : launch_plain(std::false_type{});
     };
     return has_whole_rows(params.inputs) ? launch(std::true_type{}) : launch(std::false_type{});
   });
@@ -132,11 +144,12 @@ cudaError_t launch_triplet_backward(const TripletBackward& params, const Triplet
     constexpr Norm norm = norm_constant.value;
     if (tiles) {
       constexpr auto kernel = triplet_tile_backward<scalar, norm>;
-      return start<kernel>(policy, stream, params, header, tile_walk(params.inputs, policy));
+      return start<kernel>(policy, policy.shared_bytes, stream, params, header,
+                           tile_walk(params.inputs, policy));
     }
     const auto launch = [&](auto whole) {
       constexpr auto kernel = triplet_backward<scalar, norm, whole.value>;
-      return start<kernel>(policy, stream, params, header, policy.threads_per_row,
+      return start<kernel>(policy, 0, stream, params, header, policy.threads_per_row,
                            policy.segment_size);
     };
     return has_whole_rows(params.inputs) ? launch(std::true_type{}) : launch(std::false_type{});

@@ -11,10 +11,37 @@
 
 #include <cuda_pipeline_primitives.h>
 
+#include "common/device/reduce.cuh"
 #include "common/device/vector.cuh"
 #include "triplet/triplet.h"
+#include "triplet/triplet_tuning.h"
 
 namespace fused_ops {
+
+// Makes the compiler hold a value that it would work out anew at every use, but still know that an
+// address is of global memory.
+__device__ inline void keep(unsigned& value) { asm("" : "+r"(value)); }
+template <typename scalar>
+__device__ inline void keep(const scalar*& address) {
+  asm("" : "+l"(address));
+  __builtin_assume(__isGlobal(address));
+}
+
+// Copies 16 bytes to shared memory if `wanted`, without a branch, by the time that the
+// __pipeline_commit() behind it is waited for.
+__device__ inline void copy_async(unsigned to, const void* from, bool wanted) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile(
+      "{ .reg .pred wanted; setp.ne.s32 wanted, %2, 0;"
+      "  @wanted cp.async.cg.shared.global [%0], [%1], 16; }" ::"r"(to),
+      "l"(from), "r"(static_cast<int>(wanted))
+      : "memory");
+#else
+  if (wanted) {
+    *static_cast<uint4*>(__cvta_shared_to_generic(to)) = *static_cast<const uint4*>(from);
+  }
+#endif
+}
 
 template <typename scalar>
 constexpr int kAccessWidth = 16 / sizeof(scalar);
@@ -39,6 +66,7 @@ struct TripletPart {
     anchor += begin;
     positive = static_cast<const scalar*>(in.positive) + row * in.positive_stride + begin;
     negative = static_cast<const scalar*>(in.negative) + row * in.negative_stride + begin;
+    for (const scalar** input : {&anchor, &positive, &negative}) keep(*input);
     first = begin < 0 ? shift : 0;
     end = static_cast<int>(min(size, in.dim - begin));
     const int64_t stride = min(min(in.anchor_stride, in.positive_stride), in.negative_stride);
@@ -92,17 +120,22 @@ __device__ inline void store_access(const TripletPart<scalar, whole>& part, scal
   }
 }
 
-// Brings an access that reaches the part into shared memory, by the time its stage is waited for.
+// Brings an access into shared memory, by the time its stage is waited for, if it reaches the part.
 // Elements outside of the part may be anything.
 template <typename scalar, bool whole>
 __device__ inline void fetch_access(const TripletPart<scalar, whole>& part, const scalar* from,
-                                    int offset, Packed<scalar>* slot) {
+                                    int offset, unsigned slot) {
   from += offset;
-  if (part.can_read(offset) && (whole || on_boundary(from))) {
-    __pipeline_memcpy_async(slot, from, sizeof(*slot));
+  if constexpr (whole) {
+    copy_async(slot, from, part.reaches(offset));
     return;
   }
-  auto* elements = reinterpret_cast<scalar*>(slot);
+  if (!part.reaches(offset)) return;
+  if (part.can_read(offset) && on_boundary(from)) {
+    copy_async(slot, from, true);
+    return;
+  }
+  auto* elements = static_cast<scalar*>(__cvta_shared_to_generic(slot));
 #pragma unroll
   for (int i = 0; i < kAccessWidth<scalar>; ++i) {
     if (!part.contains(offset + i)) continue;
@@ -127,14 +160,22 @@ struct TripletAccess {
   }
 };
 
-// The slots of this thread, which no other one touches. Those of neighbouring threads are
-// neighbours, so that a warp's accesses spread over all banks.
+// The slots of this thread, which no other one touches. Those of a warp's threads are neighbours,
+// so that its accesses spread over all banks.
 template <typename scalar>
 struct TripletSlots {
-  Packed<scalar>* memory;
+  unsigned first;  // in shared memory
 
-  __device__ Packed<scalar>* at(int slot, int input) const {
-    return memory + (slot * 3 + input) * blockDim.x + threadIdx.x;
+  __device__ TripletSlots(uint4* memory, int slots)
+      : first(static_cast<unsigned>(__cvta_generic_to_shared(memory))) {
+    const int warp = threadIdx.x / kWarpSize;
+    const int lane = threadIdx.x % kWarpSize;
+    first += (warp * slots * 3 * kWarpSize + lane) * kTripletAccessBytes;
+    keep(first);
+  }
+
+  __device__ unsigned at(int slot, int input) const {
+    return first + (slot * 3 + input) * kWarpSize * kTripletAccessBytes;
   }
   template <bool whole>
   __device__ void fetch(const TripletPart<scalar, whole>& part, int offset, int slot) const {
@@ -143,7 +184,10 @@ struct TripletSlots {
     fetch_access(part, part.negative, offset, at(slot, 2));
   }
   __device__ TripletAccess<scalar> get(int slot) const {
-    return {*at(slot, 0), *at(slot, 1), *at(slot, 2)};
+    const auto value = [&](int input) {
+      return *static_cast<Packed<scalar>*>(__cvta_shared_to_generic(at(slot, input)));
+    };
+    return {value(0), value(1), value(2)};
   }
 };
 

@@ -193,8 +193,8 @@ __device__ inline T forward_tiles(const TripletForward& params, const TripletGra
       distances = reduce_group(distances, walk.threads_per_row, shared);
       if (row >= tile.rows) continue;
       loss += finish_row<norm, scalar>(
-          params, expected.forms, static_cast<T>(expected.upstream), tile.first_row + row, thread,
-          distances,
+          params, tile.first_row + row, thread, distances, expected.forms,
+          static_cast<T>(expected.upstream),
           [&](bool inactive, const TripletDistances<T>& d, const TripletCoefficients<T>& c) {
             elements.template form<norm>(inactive, eps, with_swap, d, c);
           });

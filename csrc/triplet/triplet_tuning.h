@@ -21,14 +21,14 @@ enum class TripletForm : int8_t {
 constexpr const char* kTripletForms[] = {"warp", "block", "split"};
 constexpr int kTripletFormCount = 3;
 
-// An access moves 16 bytes. A slot of shared memory takes the same access to each of the three
-// inputs; each thread fetches ahead into slots of its own.
+// An access moves 16 bytes. Where gradients may be formed, a slot of shared memory takes the same
+// access to each of the three inputs; each thread holds rows in slots of its own.
 constexpr int kTripletAccessBytes = 16;
 constexpr int kTripletSlotBytes = 3 * kTripletAccessBytes;
 constexpr int kTripletSlots = 8;     // of a thread, at most
-constexpr int kTripletAccesses = 4;  // to a row or chunk, so that the next one comes meanwhile
+constexpr int kTripletAccesses = 4;  // of a thread that come at once, for its registers' sake
 constexpr int kTripletLine = 8;      // accesses that make up a cache line
-constexpr int kTripletWarpFormBlock = 128, kTripletSmallestBlock = 64, kTripletLargestBlock = 512;
+constexpr int kTripletWarpFormBlock = 128, kTripletSmallestBlock = 128, kTripletLargestBlock = 512;
 // Bytes of a row that a block can hold where shared memory is ample.
 constexpr int kTripletLongestHeldRow = kTripletLargestBlock * kTripletSlots * kTripletAccessBytes;
 // Bytes for the kernel's reductions, and what the system takes for each block.
@@ -40,16 +40,16 @@ struct TripletPolicy {
   TripletForm form;
   int threads_per_block;
   int threads_per_row;   // a power of two up to 32, or threads_per_block
-  int accesses;          // of a thread to a chunk of a row
-  int stages;            // chunks that it keeps in slots, or tiles: 1, or 2 with the next one
+  int accesses;          // of a thread to a row that it holds, or else what it has at once
+  int stages;            // rows that it holds in slots, or tiles: 1, or 2 with the next one
   int64_t segments;      // blocks that share a row
   int64_t segment_size;  // elements of a row that one block reads, but for the last
   int64_t row_blocks;    // blocks along the rows; each takes every row_blocks-th group of rows, or
                          // with tiles a range of them
-  bool holds_rows;       // whether a chunk is a whole row, so that the forward can form gradients
-  int tile_rows;         // rows in a tile (triplet_tile_kernel.cuh), or 0 where threads fetch into
-                         // slots (triplet_kernel.cuh)
-  int shared_bytes;
+  bool holds_rows;       // whether threads can hold whole rows, so that the forward forms gradients
+  int tile_rows;         // rows in a tile (triplet_tile_kernel.cuh), or 0 where there are none
+                         // (triplet_kernel.cuh)
+  int shared_bytes;      // of the tiles, or the slots where gradients are formed
 };
 
 // Elements of a tile's rows in the memory for one input: they start anywhere within an access.
@@ -125,17 +125,33 @@ inline TripletPolicy choose_triplet_policy(int64_t rows, int64_t dim, int width,
     // Few threads to a row, for what each of them does once a row weighs most where rows are short;
     // but enough to read whole cache lines. H200, (1048576, 64) float32: 4 threads to a row 207 us,
     // 8 threads 188.
+    // Many where rows are too few for all multiprocessors: (256, 128) float32 with 8 and 32 threads
+    // to a row 3.97 and 3.69 us in a CUDA graph.
     policy.threads_per_row = 1;
     while (policy.threads_per_row < 32 && policy.threads_per_row < accesses &&
            (policy.threads_per_row < kTripletLine ||
-            policy.threads_per_row * kTripletAccesses < accesses)) {
+            policy.threads_per_row * kTripletAccesses < accesses ||
+            rows * policy.threads_per_row < kTripletWarpFormBlock * multiprocessors)) {
       policy.threads_per_row *= 2;
     }
+    // Larger blocks where that leaves few multiprocessors idle: each then reads a longer stretch of
+    // memory, and the last one has fewer sums to add. H200, 128, 256 and 512 threads: (65536, 256)
+    // float16 31.1, 27.8 and 27.3 us in a CUDA graph, but with gradients 63.1, 57.5 and 62.7;
+    // (8192, 768) bfloat16 9.5, 9.5 and 10.1; (4096, 128) float32 4.85, 4.75 and 5.4.
+    if (2 * rows * policy.threads_per_row >= 3 * int64_t{kTripletWarpFormBlock} * multiprocessors) {
+      policy.threads_per_block = 2 * kTripletWarpFormBlock;
+    }
   } else if (form == TripletForm::block) {
+    // Two to eight accesses to a thread. H200, float32: (65536, 1024) with 64, 128 and 256 threads
+    // 209, 185 and 274 us (with gradients, 64 and 128: 409 and 422; (8192, 1024): 66 and 55);
+    // (32768, 8192) with 256 and 512 threads 711 and 717.
     policy.threads_per_block = kTripletSmallestBlock;
-    while (policy.threads_per_block < kTripletLargestBlock &&
-           policy.threads_per_block * kTripletAccesses < accesses) {
+    while (policy.threads_per_block * kTripletAccesses < accesses &&
+           policy.threads_per_block < kTripletLargestBlock / 2) {
       policy.threads_per_block *= 2;
+    }
+    if (policy.threads_per_block * kTripletSlots < accesses) {
+      policy.threads_per_block = kTripletLargestBlock;
     }
     policy.threads_per_row = policy.threads_per_block;
   }
@@ -149,19 +165,26 @@ inline TripletPolicy choose_triplet_policy(int64_t rows, int64_t dim, int width,
   policy.holds_rows = form != TripletForm::split && (policy.tile_rows > 0 || needed <= slots);
   policy.accesses =
       policy.holds_rows ? static_cast<int>(needed) : std::min(kTripletAccesses, slots);
+  int per_processor = kTripletThreadsPerProcessor / policy.threads_per_block;  // blocks
+  const auto shared_bytes = [&](int stages) {
+    return policy.threads_per_block * policy.accesses * stages * kTripletSlotBytes;
+  };
   if (policy.tile_rows == 0) {
-    policy.stages = std::min(slots / policy.accesses, 2);
-    policy.shared_bytes =
-        policy.threads_per_block * policy.accesses * policy.stages * kTripletSlotBytes;
+    // The next row comes meanwhile where that takes no other block's memory.
+    policy.stages =
+        per_processor * (shared_bytes(2) + kTripletOtherShared) <= shared_memory ? 2 : 1;
+    policy.shared_bytes = shared_bytes(policy.stages);
+  } else {
+    per_processor =
+        std::clamp(shared_memory / (policy.shared_bytes + kTripletOtherShared), 1, per_processor);
   }
-
-  const int64_t per_processor =
-      std::clamp(shared_memory / (policy.shared_bytes + kTripletOtherShared), 1,
-                 kTripletThreadsPerProcessor / policy.threads_per_block);
-  const int64_t resident = per_processor * multiprocessors;
+  const int64_t resident = int64_t{per_processor} * multiprocessors;
   if (form == TripletForm::split) {
     const int64_t least = int64_t{policy.threads_per_block} * policy.accesses * width;
-    const int64_t segments = std::max<int64_t>(std::min(resident / rows, ceil_div(span, least)), 1);
+    // One block to a multiprocessor: H200, (128, 65536) float32 with one and two blocks to a row
+    // 28.4 and 30.1 us in a CUDA graph, since segments are handed over before losses are.
+    const int64_t segments =
+        std::max<int64_t>(std::min(multiprocessors / rows, ceil_div(span, least)), 1);
     policy.segment_size = ceil_div(ceil_div(span, segments), width) * width;
     policy.segments = ceil_div(span, policy.segment_size);
   }
