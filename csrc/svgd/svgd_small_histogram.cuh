@@ -26,7 +26,7 @@ struct alignas(16) SmallHistogram {
 };
 
 struct SmallSelectShared {
-  alignas(16) unsigned window[kWindowBins];
+  alignas(16) unsigned window[kWindowBins + 1];  // the last counts all keys above, for nothing
   alignas(16) unsigned histogram[kSmallBins];
   float columns[2][kSampleThreads];
   unsigned warp_sums[kWindowBins / 4 / kWarpSize];
@@ -47,22 +47,38 @@ __device__ inline void clear_histogram(unsigned* histogram, int bins) {
   }
 }
 
-// Fills the block's histogram, zero before; with `window` bin 0 takes what lies below the range and
-// the others move up by one. Ends in a barrier.
-template <bool window, int size>
+// Fills the block's window, zero before: bin 0 takes what lies below the range, and the others move
+// up by one. Most keys lie in it, so all are counted, without a branch. Ends in a barrier.
+template <int size>
+__device__ inline void count_window(const SmallDistances<size>& distances, const KeyRange& range,
+                                    unsigned* window) {
+  constexpr int patch = SmallShape<size>::patch;
+#pragma unroll
+  for (int a = 0; a < patch; ++a) {
+#pragma unroll
+    for (int b = 0; b < patch; ++b) {
+      // What is no pair is above all.
+      const unsigned key = min(__float_as_uint(distances.at[a][b]), 0x7fffffffu);
+      const int bin = static_cast<int>(key - range.low) >> kWindowShift;
+      // Shared memory adds a warp's ones to one address at once, so ties cost nothing more.
+      atomicAdd(&window[1 + min(max(bin, -1), kWindowBins - 1)], 1u);
+    }
+  }
+  __syncthreads();
+}
+
+// Fills the block's histogram, zero before. Ends in a barrier.
+template <int size>
 __device__ inline void count_keys(const SmallDistances<size>& distances, const KeyRange& range,
                                   unsigned* histogram) {
   constexpr int patch = SmallShape<size>::patch;
-  const unsigned span = static_cast<unsigned>(range.bins - window) << range.shift;
-  unsigned below = 0;
+  const unsigned span = static_cast<unsigned>(range.bins) << range.shift;
   unsigned nearest = ~0u;
 #pragma unroll
   for (int a = 0; a < patch; ++a) {
 #pragma unroll
     for (int b = 0; b < patch; ++b) {
-      const unsigned key = __float_as_uint(distances.at[a][b]);
-      if (window) below += key < range.low;
-      nearest = min(nearest, key - range.low);
+      nearest = min(nearest, __float_as_uint(distances.at[a][b]) - range.low);
     }
   }
   // In the second pass on most data, few threads have anything to count.
@@ -72,15 +88,9 @@ __device__ inline void count_keys(const SmallDistances<size>& distances, const K
 #pragma unroll
       for (int b = 0; b < patch; ++b) {
         const unsigned offset = __float_as_uint(distances.at[a][b]) - range.low;
-        // Shared memory adds a warp's ones to one address at once, so ties cost nothing more.
-        if (offset < span) atomicAdd(&histogram[(offset >> range.shift) + window], 1u);
+        if (offset < span) atomicAdd(&histogram[offset >> range.shift], 1u);
       }
     }
-  }
-  if constexpr (window) {
-    below =
-        reduce_group(Sum<unsigned>{below}, kWarpSize, static_cast<Sum<unsigned>*>(nullptr)).value;
-    if (threadIdx.x % kWarpSize == 0 && below != 0) atomicAdd(&histogram[0], below);
   }
   __syncthreads();
 }

@@ -63,7 +63,7 @@ __device__ inline float small_median_bandwidth(const SmallTask& task, const Smal
     waiting = cooperative_groups::this_grid().barrier_arrive();
   });
   const KeyRange window = window_around(estimate_median(sample, particles.dim, select.columns));
-  count_keys<true>(distances, window, select.window);
+  count_window(distances, window, select.window);
   const MedianRanks& ranks = task.ranks;
   const bool zero = ranks.lower < 0;  // the lower one is a zero of the diagonal
   MiddleDistances middle =

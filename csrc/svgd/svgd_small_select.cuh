@@ -111,7 +111,7 @@ __device__ inline MiddleDistances select_distances(const SmallDistances<size>& d
     pass = 1;
   }
   while (true) {
-    count_keys<false>(distances, range, shared.histogram);
+    count_keys(distances, range, shared.histogram);
     flush_histogram<threads>(shared.histogram, range.bins, scratch->histograms[pass]);
     grid.sync();
     place = find_rank(scratch->histograms[pass], rank, shared);
