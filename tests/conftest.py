@@ -46,6 +46,13 @@ def poisoned_memory():
 
 
 @pytest.fixture
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
 def two_threads():
     torch.set_num_threads(2)
     assert torch.get_num_threads() == 2
