@@ -174,7 +174,12 @@ def _overrides_torch(tensor: torch.Tensor) -> bool:
 
 
 def _mode_intervenes() -> bool:
-    """Whether a mode is active that wants to see calls; torch.set_default_device's does not."""
+    """Whether a mode is active that wants to see calls of torch's functions.
+
+    torch.set_default_device's does not, nor do those of torch.export, whose graphs hold our ops.
+    """
+    if torch.compiler.is_exporting():
+        return False
     modes = torch.overrides._get_current_function_mode_stack()
     return any(not isinstance(mode, torch.utils._device.DeviceContext) for mode in modes)
 

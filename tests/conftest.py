@@ -52,6 +52,15 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
+@pytest.fixture(scope="session")
+def inductor_cache(tmp_path_factory):
+    """A folder of this session for what inductor compiles and finds out about the compiler."""
+    from torch._inductor.utils import fresh_cache
+
+    with fresh_cache(dir=tmp_path_factory.mktemp("inductor")):
+        yield
+
+
 @pytest.fixture
 def two_threads():
     torch.set_num_threads(2)

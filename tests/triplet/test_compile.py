@@ -7,7 +7,6 @@ import time
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch._inductor.utils import fresh_cache
 
 import fused_ops
 from fused_ops import triplet_margin_loss
@@ -83,12 +82,6 @@ class Embedding(torch.nn.Module):
 
     def forward(self, *inputs):
         return self.loss(*(self.layer(x).tanh() for x in inputs))
-
-
-@pytest.fixture(scope="module")
-def inductor_cache(tmp_path_factory):
-    with fresh_cache(dir=tmp_path_factory.mktemp("inductor")):
-        yield
 
 
 def train(device, compiled, steps=30):
