@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Training on two processes, and tensors that are spread over them."""
+
+import math
+import traceback
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+import fused_ops
+from fused_ops import explain, set_fallback, triplet_margin_loss
+
+from .cases import REDUCTIONS, leaves, random_inputs, random_tensor
+
+pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="torch has no gloo")
+
+RANKS = 2
+
+
+class Embedding(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(12, 8)
+        self.loss = fused_ops.TripletMarginLoss(swap=True)
+
+    def forward(self, *inputs):
+        return self.loss(*(self.layer(x).tanh() for x in inputs))
+
+
+def trained(model, rank=0, ranks=1):
+    """`model` after some steps, each on this rank's part of the batch."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with set_fallback("error"):
+        for batch in random_tensor(4, 3, 16, 12):
+            model(*(x.chunk(ranks)[rank] for x in batch)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+def assert_trained_as_in_one_process(model):
+    expected = trained(Embedding())
+    assert not torch.equal(expected.layer.weight, Embedding().layer.weight)
+    for parameter, other in zip(model.parameters(), expected.parameters(), strict=True):
+        if hasattr(parameter, "full_tensor"):
+            parameter = parameter.full_tensor()
+        torch.testing.assert_close(parameter, other)
+
+
+def check_data_parallel(rank, mesh):
+    assert_trained_as_in_one_process(trained(DistributedDataParallel(Embedding()), rank, RANKS))
+
+
+def check_fully_sharded(rank, mesh):
+    from torch.distributed.fsdp import fully_shard
+
+    model = fully_shard(Embedding(), mesh=mesh)
+    assert model.layer.weight.to_local().shape == (4, 12)
+    assert_trained_as_in_one_process(trained(model, rank, RANKS))
+
+
+def check_rows_of_a_dtensor(rank, mesh):
+    """Left to torch, whose loss is made of ops that know how to be spread."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    plain = leaves(random_inputs(9, 7))  # of which one rank has five and the other four
+    sharded = leaves([distribute_tensor(x.detach(), mesh, [Shard(0)]) for x in plain])
+    reasons = explain(triplet_margin_loss, *sharded).reasons
+    assert reasons == ("DTensor is not a plain torch.Tensor",)
+    for reduction in REDUCTIONS:
+        for p in (1, 2, 3, math.inf):
+            settings = {"p": p, "swap": True, "reduction": reduction}
+            losses = [triplet_margin_loss(*x, **settings) for x in (sharded, plain)]
+            torch.testing.assert_close(losses[0].full_tensor(), losses[1])
+            gradients, expected = (
+                torch.autograd.grad(loss.sum(), x)
+                for loss, x in zip(losses, (sharded, plain), strict=True)
+            )
+            for gradient, other in zip(gradients, expected, strict=True):
+                assert gradient.placements == (Shard(0),)
+                torch.testing.assert_close(gradient.full_tensor(), other)
+
+
+CHECKS = [check_data_parallel, check_fully_sharded, check_rows_of_a_dtensor]
+
+
+def run_checks(rank, folder):
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), RANKS)
+    minute = timedelta(minutes=1)  # for a rank that waits where the other failed
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=minute)
+    mesh = init_device_mesh("cpu", (RANKS,))
+    for check in CHECKS:
+        try:
+            check(rank, mesh)
+        except Exception:
+            (folder / f"{check.__name__}.{rank}").write_text(traceback.format_exc())
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory):
+    """What each check said, after one start of the processes for all."""
+    folder = tmp_path_factory.mktemp("ranks")
+    torch.multiprocessing.spawn(run_checks, (folder,), nprocs=RANKS)
+    return {file.name: file.read_text() for file in folder.glob("check_*")}
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_on_two_processes(failures, check):
+    for rank in range(RANKS):
+        assert f"{check.__name__}.{rank}" not in failures, failures[f"{check.__name__}.{rank}"]
