@@ -6,7 +6,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 
-from fused_ops import median_bandwidth, svgd_phi, svgd_step
+from fused_ops import explain, median_bandwidth, svgd_phi, svgd_step
+from fused_ops.svgd import reference
 
 from .cases import (
     KERNEL_NUMBERS,
@@ -71,11 +72,32 @@ def test_vmap_over_clouds(device, bandwidth):
     torch.testing.assert_close(torch.vmap(phi)(clouds, scores), expected)
 
 
-def test_jacobians_agree(device):
-    particles, score = random_inputs(4, 2, dtype=torch.float64, device=device)
-    jacobians = [
-        transform(lambda x: svgd_phi(x, score))(particles)
-        for transform in (torch.func.jacrev, torch.func.jacfwd)
-    ]
-    assert jacobians[0].any()
-    torch.testing.assert_close(*jacobians)
+def phi_of_reference(particles, score):
+    return reference.phi(particles, score, reference.bandwidth(particles, "paper"), "rbf", 1.0)
+
+
+TRANSFORMS = {
+    "grad": lambda f, x, s: torch.func.grad(lambda *y: f(*y).square().sum(), argnums=(0, 1))(x, s),
+    "vjp": lambda f, x, s: torch.func.vjp(f, x, s)[1](s),
+    "jvp": lambda f, x, s: torch.func.jvp(f, (x, s), (s, x)),
+    "jacrev": lambda f, x, s: torch.func.jacrev(f)(x, s),
+    "jacfwd": lambda f, x, s: torch.func.jacfwd(f)(x, s),
+    "hessian": lambda f, x, s: torch.func.hessian(lambda y: f(y, s).square().sum())(x),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_are_those_of_the_reference(device, name):
+    transform = TRANSFORMS[name]
+    inputs = random_inputs(4, 2, dtype=torch.float64, device=device)
+    said = []
+
+    def phi(*inputs):
+        said.append(str(explain(svgd_phi, *inputs)))
+        return svgd_phi(*inputs, bandwidth="paper")
+
+    result = transform(phi, *inputs)
+    torch.testing.assert_close(result, transform(phi_of_reference, *inputs))
+    assert said
+    assert all("a torch.func transform is active" in text for text in said)
