@@ -159,7 +159,7 @@ def tensor_reasons(*tensors: torch.Tensor) -> list[str]:
         forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors
     ):
         reasons.append("forward-mode differentiation")
-    if torch._C._is_torch_function_mode_enabled() and _mode_intervenes():
+    if torch._C._len_torch_function_stack() and _mode_intervenes():
         reasons.append("a __torch_function__ mode is active")
     return reasons
 
@@ -173,12 +173,20 @@ def _overrides_torch(tensor: torch.Tensor) -> bool:
     )
 
 
+def is_exporting() -> bool:
+    """Whether torch.export runs; torch.compiler.is_exporting is compiled as True by torch 2.10."""
+    return torch.compiler._is_exporting_flag
+
+
 def _mode_intervenes() -> bool:
     """Whether a mode is active that wants to see calls of torch's functions.
 
     torch.set_default_device's does not, nor do those of torch.export, whose graphs hold our ops.
     """
-    if torch.compiler.is_exporting():
+    if is_exporting():
+        return False
+    # torch 2.10 cannot compile this question.
+    if not torch.compiler.is_compiling() and not torch._C._is_torch_function_mode_enabled():
         return False
     modes = torch.overrides._get_current_function_mode_stack()
     return any(not isinstance(mode, torch.utils._device.DeviceContext) for mode in modes)

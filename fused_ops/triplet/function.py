@@ -7,7 +7,14 @@ from torch.nn.functional import triplet_margin_loss as reference
 from torch.overrides import handle_torch_function, has_torch_function
 
 from fused_ops._library import native
-from fused_ops._support import Dispatch, check_fallback, explains, name_of, tensor_reasons
+from fused_ops._support import (
+    Dispatch,
+    check_fallback,
+    explains,
+    is_exporting,
+    name_of,
+    tensor_reasons,
+)
 from fused_ops.triplet import ops
 
 _NORMS = frozenset(native.TRIPLET_NORMS) if native else frozenset()
@@ -31,7 +38,7 @@ def _reasons(anchor, positive, negative, margin, p, eps, swap) -> list[str]:
     if _needs_grad(anchor, positive, negative):
         if _any_inference(anchor, positive, negative):
             reasons.append("an inference tensor, which autograd cannot keep for the backward")
-        if torch.compiler.is_exporting():
+        if is_exporting():
             reasons.append("torch.export keeps no gradients of custom ops: try it in no_grad")
     if not isinstance(p, (int, float)) or p not in _NORMS:
         reasons.append(f"p={p} (kernels take {', '.join(map(str, sorted(_NORMS)))})")

@@ -59,11 +59,6 @@ def test_compiles_whole_and_once_more_for_every_batch_size(device, name, dynamic
     assert {forward_op, backward_op} <= targets
 
 
-def test_no_graph_breaks(device):
-    explanation = torch._dynamo.explain(triplet_margin_loss)(*random_inputs(5, 6, device=device))
-    assert (explanation.graph_count, explanation.graph_break_count) == (1, 0)
-
-
 def test_compiled_fallback(device):
     compiled = torch.compile(triplet_margin_loss, backend="aot_eager", fullgraph=True)
     inputs = random_inputs(5, 6, device=device)
@@ -80,17 +75,23 @@ class Embedding(torch.nn.Module):
         self.layer = torch.nn.Linear(32, 16)
         self.loss = fused_ops.TripletMarginLoss(swap=True)
 
+    def embed(self, *inputs):
+        return [self.layer(x).tanh() for x in inputs]
+
     def forward(self, *inputs):
-        return self.loss(*(self.layer(x).tanh() for x in inputs))
+        return self.loss(*self.embed(*inputs))
 
 
-def train(device, compiled, steps=30):
+def train(device, compiled, steps=300):
     """[losses], and the seconds of the fastest step, which the machine disturbs least."""
     torch.manual_seed(0)
-    model = Embedding().to(device)
+    model = loss_of = Embedding().to(device)
+    if compiled == "whole":
+        loss_of = torch.compile(model, fullgraph=True)
+    elif compiled == "but the loss":
+        model.embed = torch.compile(model.embed, fullgraph=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loss_of = torch.compile(model, fullgraph=True) if compiled else model
-    batches = random_tensor(4, 3, 512, 32, device=device)
+    batches = random_tensor(4, 3, 2048, 32, device=device)
     losses, times = [], []
     for batch in itertools.islice(itertools.cycle(batches), steps):
         start = time.perf_counter()
@@ -105,15 +106,15 @@ def train(device, compiled, steps=30):
 
 @pytest.mark.usefixtures("inductor_cache")
 def test_compiled_training(device):
-    losses, expected = (train(device, compiled, steps=8)[0] for compiled in (True, False))
+    losses, expected = (train(device, compiled, steps=8)[0] for compiled in ("whole", None))
     assert losses[-1] < losses[0]
     assert losses == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.timing
 @pytest.mark.usefixtures("inductor_cache")
-def test_compiled_training_is_no_slower(device):
-    assert train(device, True)[1] < 1.1 * train(device, False)[1]
+def test_training_compiled_whole_is_no_slower_than_with_an_eager_loss(device):
+    assert train(device, "whole")[1] < 1.05 * train(device, "but the loss")[1]
 
 
 @pytest.mark.cuda
