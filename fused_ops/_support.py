@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
 from fused_ops._library import native, why_not
 
@@ -189,7 +190,7 @@ def _mode_intervenes() -> bool:
     if not torch.compiler.is_compiling() and not torch._C._is_torch_function_mode_enabled():
         return False
     modes = torch.overrides._get_current_function_mode_stack()
-    return any(not isinstance(mode, torch.utils._device.DeviceContext) for mode in modes)
+    return any(not isinstance(mode, DeviceContext) for mode in modes)
 
 
 def cuda_reasons(index: int) -> tuple[str, ...]:
