@@ -91,7 +91,7 @@ class set_fallback:
 
     Args:
         mode: "allow" runs the call in plain PyTorch; "error" raises `FallbackError` with the
-            reasons.
+            reasons, or PyTorch's own error where that would refuse the call as well.
 
     Raises:
         ValueError: `mode` is neither.

@@ -108,7 +108,7 @@ def train(device, compiled, steps=300):
 def test_compiled_training(device):
     losses, expected = (train(device, compiled, steps=8)[0] for compiled in ("whole", None))
     assert losses[-1] < losses[0]
-    assert losses == pytest.approx(expected, rel=1e-5)
+    assert losses == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.timing
