@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 
 #include "svgd/svgd.h"
+#include "svgd/svgd_share.h"
 #include "triplet/triplet_limits.h"
 #include "triplet/triplet_tuning.h"
 
@@ -86,6 +87,7 @@ PYBIND11_MODULE(_C, module) {
       "Which CUDA kernels form a call on (count, dim) particles; names by their index.");
 #endif
 
+  module.attr("SVGD_SHARE_SLOTS") = static_cast<int>(fused_ops::kShareSlots);
   module.attr("TRIPLET_NORMS") = as_tuple(fused_ops::kTripletNorms);
   module.attr("TRIPLET_FORMS") = as_tuple(fused_ops::kTripletForms);
   module.attr("TRIPLET_LONGEST_HELD_ROW") = fused_ops::kTripletLongestHeldRow;

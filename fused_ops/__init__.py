@@ -6,7 +6,12 @@ import torch  # noqa: F401  (first: it loads the libraries that the native modul
 from fused_ops import distributed
 from fused_ops._support import Dispatch, FallbackError, explain, set_fallback
 from fused_ops.svgd import median_bandwidth, svgd_phi, svgd_step
-from fused_ops.triplet import TripletMarginLoss, set_gradients_in_forward, triplet_margin_loss
+from fused_ops.triplet import (
+    TripletMarginLoss,
+    patch_torch,
+    set_gradients_in_forward,
+    triplet_margin_loss,
+)
 
 __version__ = "0.1.0"
 
@@ -17,6 +22,7 @@ __all__ = [
     "distributed",
     "explain",
     "median_bandwidth",
+    "patch_torch",
     "set_fallback",
     "set_gradients_in_forward",
     "svgd_phi",

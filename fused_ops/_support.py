@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
 from fused_ops._library import native, why_not
 
@@ -90,7 +91,7 @@ class set_fallback:
 
     Args:
         mode: "allow" runs the call in plain PyTorch; "error" raises `FallbackError` with the
-            reasons.
+            reasons, or PyTorch's own error where that would refuse the call as well.
 
     Raises:
         ValueError: `mode` is neither.
@@ -174,10 +175,23 @@ def _overrides_torch(tensor: torch.Tensor) -> bool:
     )
 
 
+def is_exporting() -> bool:
+    """Whether torch.export runs; torch.compiler.is_exporting is compiled as True by torch 2.10."""
+    return torch.compiler._is_exporting_flag
+
+
 def _mode_intervenes() -> bool:
-    """Whether a mode is active that wants to see calls; torch.set_default_device's does not."""
+    """Whether a mode is active that wants to see calls of torch's functions.
+
+    torch.set_default_device's does not, nor do those of torch.export, whose graphs hold our ops.
+    """
+    if is_exporting():
+        return False
+    # torch 2.10 cannot compile this question.
+    if not torch.compiler.is_compiling() and not torch._C._is_torch_function_mode_enabled():
+        return False
     modes = torch.overrides._get_current_function_mode_stack()
-    return any(not isinstance(mode, torch.utils._device.DeviceContext) for mode in modes)
+    return any(not isinstance(mode, DeviceContext) for mode in modes)
 
 
 def cuda_reasons(index: int) -> tuple[str, ...]:

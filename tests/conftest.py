@@ -2,6 +2,7 @@
 """What the tests of every op share."""
 
 import os
+import shutil
 
 import pytest
 import torch
@@ -43,6 +44,24 @@ def poisoned_memory():
     assert torch.empty_strided((3,), (1,)).isnan().all()
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture(scope="session")
+def inductor_cache(tmp_path_factory):
+    """A folder of this session for what inductor compiles and finds out about the compiler."""
+    if shutil.which("g++") is None:
+        pytest.skip("no C++ compiler")
+    from torch._inductor.utils import fresh_cache
+
+    with fresh_cache(dir=tmp_path_factory.mktemp("inductor")):
+        yield
 
 
 @pytest.fixture

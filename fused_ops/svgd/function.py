@@ -275,7 +275,7 @@ def _check_bandwidth(bandwidth: str | float | torch.Tensor, particles: torch.Ten
             raise TypeError(f"bandwidth: expected a floating-point tensor, got {bandwidth.dtype}")
     elif isinstance(bandwidth, str):
         check_rule(bandwidth)
-    elif not isinstance(bandwidth, numbers.Real) or not bandwidth > 0 or math.isinf(bandwidth):
+    elif not isinstance(bandwidth, numbers.Real) or not 0 < bandwidth < math.inf:
         raise ValueError(
             f"bandwidth: expected a positive number, a 0-dim tensor or one of {', '.join(RULES)}, "
             f"got {bandwidth!r}"

@@ -29,3 +29,12 @@ if native is not None:
     def _(particles):
         count = particles.shape[0]
         return particles.new_empty((count, count), dtype=accumulate_dtype(particles.dtype))
+
+    # svgd_share_memory has none: what it returns depends on the device.
+    @torch.library.register_fake("fused_ops::svgd_share_pass")
+    def _(particles, memory, received, rule, share_pass, share, shares, form=-1):
+        return particles.new_empty((native.SVGD_SHARE_SLOTS + shares,), dtype=torch.int64)
+
+    @torch.library.register_fake("fused_ops::svgd_share_bandwidth")
+    def _(particles, memory, received, rule, shares, form=-1):
+        return particles.new_empty((), dtype=accumulate_dtype(particles.dtype))

@@ -3,9 +3,11 @@
 
 from fused_ops.triplet.function import TripletMarginLoss, reference, triplet_margin_loss
 from fused_ops.triplet.ops import set_gradients_in_forward
+from fused_ops.triplet.patch import patch_torch
 
 __all__ = [
     "TripletMarginLoss",
+    "patch_torch",
     "reference",
     "set_gradients_in_forward",
     "triplet_margin_loss",

@@ -4,9 +4,17 @@
 import torch
 from torch.nn import _reduction as _Reduction
 from torch.nn.functional import triplet_margin_loss as reference
+from torch.overrides import handle_torch_function, has_torch_function
 
 from fused_ops._library import native
-from fused_ops._support import Dispatch, check_fallback, explains, name_of, tensor_reasons
+from fused_ops._support import (
+    Dispatch,
+    check_fallback,
+    explains,
+    is_exporting,
+    name_of,
+    tensor_reasons,
+)
 from fused_ops.triplet import ops
 
 _NORMS = frozenset(native.TRIPLET_NORMS) if native else frozenset()
@@ -27,8 +35,11 @@ def _reasons(anchor, positive, negative, margin, p, eps, swap) -> list[str]:
         isinstance(margin, (int, float)) and isinstance(eps, (int, float)) and type(swap) is bool
     ):
         reasons.append("margin and eps are no plain numbers, or swap is no bool")
-    if _needs_grad(anchor, positive, negative) and _any_inference(anchor, positive, negative):
-        reasons.append("an inference tensor, which autograd cannot keep for the backward")
+    if _needs_grad(anchor, positive, negative):
+        if _any_inference(anchor, positive, negative):
+            reasons.append("an inference tensor, which autograd cannot keep for the backward")
+        if is_exporting():
+            reasons.append("torch.export keeps no gradients of custom ops: try it in no_grad")
     if not isinstance(p, (int, float)) or p not in _NORMS:
         reasons.append(f"p={p} (kernels take {', '.join(map(str, sorted(_NORMS)))})")
     return reasons
@@ -110,9 +121,11 @@ def triplet_margin_loss(
         raise ValueError(f"margin must be greater than 0, got {margin}")
     reasons = _reasons(anchor, positive, negative, margin, p, eps, swap)
     if reasons:
-        check_fallback("triplet_margin_loss", reasons)
         reduction = ("none", "mean", "sum")[reduction_number]
-        return reference(anchor, positive, negative, margin, p, eps, swap, reduction=reduction)
+        loss = _in_torch(anchor, positive, negative, margin, p, eps, swap, reduction)
+        # Afterwards, so that what PyTorch refuses too is refused in its words.
+        check_fallback("triplet_margin_loss", reasons)
+        return loss
     # As torch's autocast list has it: computed and returned in float32.
     float32_loss = torch.is_autocast_enabled(anchor.device.type)
     settings = margin, p, eps, swap, reduction_number, float32_loss
@@ -122,6 +135,15 @@ def triplet_margin_loss(
             anchor, positive, negative, *settings, in_forward
         )
     return ops.forward(anchor, positive, negative, *settings, False)[0]
+
+
+def _in_torch(anchor, positive, negative, margin, p, eps, swap, reduction) -> torch.Tensor:
+    settings = {"margin": margin, "p": p, "eps": eps, "swap": swap, "reduction": reduction}
+    tensors = anchor, positive, negative
+    if has_torch_function(tensors):
+        # Here, for torch's function passes on what its name stands for, which may be ours by now.
+        return handle_torch_function(reference, tensors, *tensors, **settings)
+    return reference(*tensors, **settings)
 
 
 class TripletMarginLoss(torch.nn.TripletMarginLoss):

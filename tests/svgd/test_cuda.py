@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from cuda_tools import capture, kernels_of
 
 from fused_ops import explain, median_bandwidth, set_fallback, svgd_phi, svgd_step
 
@@ -40,15 +41,7 @@ def test_graph_replays_on_new_inputs(shape, bandwidth, kernel):
     def step():
         return [svgd_phi(particles, score, **settings), svgd_step(particles, score, 0.1)]
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        captured = step()
+    graph, captured = capture(step)
     seen = set()
     for seed in (10, 20, 30):
         for x, new in zip((particles, score), random_inputs(*shape, seed=seed), strict=True):
@@ -115,6 +108,18 @@ def test_host_never_waits(shape, kernel):
             median_bandwidth(inputs[0], rule)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@shapes
+def test_kernels_are_named_after_the_op(shape):
+    """And nothing else runs but what clears their counters."""
+    inputs = random_inputs(*shape, device="cuda")
+    svgd_phi(*inputs)
+    if not kernels_of(lambda: inputs[0] + 1):
+        pytest.skip("the profiler sees no kernels here")
+    names = kernels_of(lambda: svgd_phi(*inputs))
+    assert any("svgd" in name for name in names)
+    assert all("svgd" in name or "Memset" in name for name in names), names
 
 
 @pytest.fixture

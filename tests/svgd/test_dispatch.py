@@ -147,14 +147,27 @@ def test_score_function_is_not_called_by_explain(device):
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["fused", "reference"])
-def test_autocast_changes_nothing(device, grad):
-    """phi is accumulated in float32 at the least, whatever autocast makes of matrix products."""
-    inputs = [x.requires_grad_(grad) for x in random_inputs(50, 33, device=device)]
-    expected = svgd_phi(*inputs).detach()
-    with torch.autocast(device, torch.bfloat16):
-        phi = svgd_phi(*inputs).detach()
-    assert phi.dtype == torch.float32
-    assert error_of_norm(phi, expected.double()) <= 1e-6
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@functions
+def test_autocast_changes_nothing(device, name, dtype, grad):
+    """As with every op that no list of torch's names: the inputs' dtype, which sums in float32."""
+    function, arguments = FUNCTIONS[name]
+    inputs = [x.requires_grad_(grad) for x in random_inputs(50, 33, dtype=dtype, device=device)]
+    expected = function(*arguments(*inputs))
+    with torch.autocast(device, torch.bfloat16), recorded_ops() as ops:
+        result = function(*arguments(*inputs))
+    assert bool(OPS & ops) != grad
+    assert_same_bits(result.detach(), expected.detach())
+
+
+def test_profiler_shows_the_ops_with_their_shapes(device):
+    inputs = random_inputs(12, 3, device=device)
+    with torch.autograd.profiler.profile(record_shapes=True) as profile:
+        svgd_phi(*inputs)
+        median_bandwidth(inputs[0])
+    shapes = {event.name: event.input_shapes for event in profile.function_events}
+    assert shapes["fused_ops::svgd_update"][:2] == [[12, 3], [12, 3]]
+    assert shapes["fused_ops::svgd_bandwidth"][:1] == [[12, 3]]
 
 
 @functions

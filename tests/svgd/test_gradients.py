@@ -4,6 +4,7 @@
 import pytest
 import torch
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
+from torch.utils.checkpoint import checkpoint
 
 from fused_ops import median_bandwidth, svgd_phi, svgd_step
 
@@ -108,6 +109,29 @@ def test_score_function_sees_no_graph(device):
     score = -particles.detach()
     (expected,) = torch.autograd.grad(svgd_phi(particles, score).sum(), particles)
     assert torch.equal(gradient, expected)
+
+
+def offloaded(*inputs):
+    with torch.autograd.graph.save_on_cpu():
+        return svgd_phi(*inputs)
+
+
+WITHOUT_MEMORY = {
+    "checkpoint": lambda *inputs: checkpoint(svgd_phi, *inputs, use_reentrant=False),
+    "re-entrant": lambda *inputs: checkpoint(svgd_phi, *inputs, use_reentrant=True),
+    "offloaded": offloaded,
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_MEMORY)
+def test_activation_checkpointing_and_offloading(device, name):
+    """A re-entrant forward sees no gradients, and so is fused."""
+    gradients = []
+    for function in (svgd_phi, WITHOUT_MEMORY[name]):
+        inputs = leaves(*random_inputs(10, 2, device=device))
+        function(*inputs).square().sum().backward()
+        gradients.append([x.grad for x in inputs])
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")

@@ -147,6 +147,17 @@ def test_shares_are_checked(device):
         pass_op(particles, memory, memory, 0, first + 1, 0, 2)
 
 
+def test_opcheck(device):
+    particles = random_tensor(8, 3, device=device)
+    memory, first, _ = memory_op(particles, 2)
+    utilities = ["test_schema", "test_faketensor"]
+    arguments = particles, memory, None, 0, first, 0, 2
+    torch.library.opcheck(pass_op, arguments, test_utils=utilities)
+    message = pass_op(*arguments)
+    arguments = particles, memory, message, 0, 2
+    torch.library.opcheck(bandwidth_of_shares_op, arguments, test_utils=utilities)
+
+
 def test_distances_are_symmetric(device):
     """Or else the shares would disagree about a pair."""
     distances = distances_op(random_tensor(300, 33, device=device))

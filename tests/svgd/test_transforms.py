@@ -1,82 +1,25 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""torch.compile, torch.func, fake tensors, and what torch asks of custom ops."""
+"""torch.func, fake tensors, and what torch asks of custom ops."""
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 
-from fused_ops import median_bandwidth, svgd_phi, svgd_step
+from fused_ops import explain, median_bandwidth, svgd_phi, svgd_step
+from fused_ops.svgd import reference
 
 from .cases import (
     KERNEL_NUMBERS,
     KERNELS,
     RULE_NUMBERS,
     RULES,
-    assert_same_bits,
     bandwidth_op,
     distances_op,
     random_inputs,
     random_tensor,
     update_op,
 )
-
-
-@pytest.fixture
-def fresh_compiler():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-FUNCTIONS = {
-    "phi": lambda x, s, h: svgd_phi(x, s),
-    "phi at a bandwidth": lambda x, s, h: svgd_phi(x, s, bandwidth=h, kernel="imq"),
-    "step": lambda x, s, h: svgd_step(x, s, 0.1, bandwidth="paper", repulsion=-1.0),
-    "step of a function": lambda x, s, h: svgd_step(x, lambda y: -y, 0.1, bandwidth=0.8),
-    "bandwidth": lambda x, s, h: median_bandwidth(x, "reference"),
-}
-
-
-@pytest.mark.usefixtures("fresh_compiler", "fused_only")
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_compiles_whole(device, name):
-    """One graph with our op in it; a bandwidth tensor read on the host would break it."""
-    function = FUNCTIONS[name]
-    counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(function, backend=counter, fullgraph=True)
-    for seed in (0, 1):
-        inputs = random_inputs(12, 3, device=device, seed=seed)
-        inputs.append(inputs[0].new_tensor(0.7 + seed))
-        assert_same_bits(compiled(*inputs), function(*inputs))
-    assert counter.frame_count == 1
-    (graph,) = counter.graphs
-    targets = {n.target for m in graph.modules() if hasattr(m, "graph") for n in m.graph.nodes}
-    assert {update_op, bandwidth_op} & targets
-
-
-@pytest.mark.usefixtures("fresh_compiler", "fused_only")
-def test_compiles_once_for_every_count(device):
-    counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(svgd_phi, backend=counter, fullgraph=True, dynamic=True)
-    counts = []
-    for count in (12, 30, 7):
-        inputs = random_inputs(count, 3, device=device)
-        assert_same_bits(compiled(*inputs), svgd_phi(*inputs))
-        counts.append(counter.frame_count)
-    assert counts[0] > 0
-    assert counts[0] == counts[-1]
-
-
-@pytest.mark.usefixtures("fresh_compiler")
-def test_compiled_gradients(device):
-    compiled = torch.compile(svgd_phi, backend="aot_eager", fullgraph=True)
-    gradients = []
-    for function in (compiled, svgd_phi):
-        inputs = [x.requires_grad_() for x in random_inputs(12, 3, device=device)]
-        gradients.append(torch.autograd.grad(function(*inputs).square().sum(), inputs))
-    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -129,11 +72,32 @@ def test_vmap_over_clouds(device, bandwidth):
     torch.testing.assert_close(torch.vmap(phi)(clouds, scores), expected)
 
 
-def test_jacobians_agree(device):
-    particles, score = random_inputs(4, 2, dtype=torch.float64, device=device)
-    jacobians = [
-        transform(lambda x: svgd_phi(x, score))(particles)
-        for transform in (torch.func.jacrev, torch.func.jacfwd)
-    ]
-    assert jacobians[0].any()
-    torch.testing.assert_close(*jacobians)
+def phi_of_reference(particles, score):
+    return reference.phi(particles, score, reference.bandwidth(particles, "paper"), "rbf", 1.0)
+
+
+TRANSFORMS = {
+    "grad": lambda f, x, s: torch.func.grad(lambda *y: f(*y).square().sum(), argnums=(0, 1))(x, s),
+    "vjp": lambda f, x, s: torch.func.vjp(f, x, s)[1](s),
+    "jvp": lambda f, x, s: torch.func.jvp(f, (x, s), (s, x)),
+    "jacrev": lambda f, x, s: torch.func.jacrev(f)(x, s),
+    "jacfwd": lambda f, x, s: torch.func.jacfwd(f)(x, s),
+    "hessian": lambda f, x, s: torch.func.hessian(lambda y: f(y, s).square().sum())(x),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_are_those_of_the_reference(device, name):
+    transform = TRANSFORMS[name]
+    inputs = random_inputs(4, 2, dtype=torch.float64, device=device)
+    said = []
+
+    def phi(*inputs):
+        said.append(str(explain(svgd_phi, *inputs)))
+        return svgd_phi(*inputs, bandwidth="paper")
+
+    result = transform(phi, *inputs)
+    torch.testing.assert_close(result, transform(phi_of_reference, *inputs))
+    assert said
+    assert all("a torch.func transform is active" in text for text in said)

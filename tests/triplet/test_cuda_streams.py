@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from cuda_tools import capture, kernels_of
 
 from fused_ops import explain, triplet_margin_loss
 
@@ -34,15 +35,7 @@ def test_graph_replays_on_new_inputs(shape, backward):
             return static_step(inputs)
         return [triplet_margin_loss(*inputs, swap=True, margin=0.3)]
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        captured = step()
+    graph, captured = capture(step)
     losses = set()
     for seed in (10, 20, 30):
         with torch.no_grad():
@@ -87,14 +80,6 @@ def test_host_never_waits(shape):
         explain(triplet_margin_loss, *inputs)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-def kernels_of(function):
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        function()
-        torch.cuda.synchronize()
-    on_device = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-    return [event.name for event in on_device if "Sync" not in event.name]
 
 
 @pytest.mark.parametrize("shape", [(64, 128), (5000, 33), (2, 130_000)], ids=str)

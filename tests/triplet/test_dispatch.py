@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fused_ops
-from fused_ops import explain, set_fallback, triplet_margin_loss
+from fused_ops import explain, set_fallback, set_gradients_in_forward, triplet_margin_loss
 
 from .cases import (
     DTYPES,
@@ -102,6 +102,18 @@ def test_what_is_fused(device, dtype, p):
     parameters = [torch.nn.Parameter(x) for x in inputs]
     for tensors in (inputs, parameters, [x[0] for x in inputs], [x.T for x in inputs]):
         assert explain(triplet_margin_loss, *tensors, p=p).path == "fused"
+
+
+def test_profiler_shows_the_ops_with_their_shapes(device):
+    inputs = [x.requires_grad_() for x in random_inputs(6, 7, device=device)]
+    with (
+        set_gradients_in_forward(False),
+        torch.autograd.profiler.profile(record_shapes=True) as profile,
+    ):
+        triplet_margin_loss(*inputs).backward()
+    shapes = {event.name: event.input_shapes for event in profile.function_events}
+    assert shapes[OP][:3] == 3 * [[6, 7]]
+    assert shapes["fused_ops::triplet_backward"][:4] == [[], *3 * [[6, 7]]]
 
 
 def test_explain_runs_nothing(device):

@@ -120,15 +120,38 @@ def test_frozen_inputs_may_come_from_inference_mode(device):
     torch.testing.assert_close(torch.autograd.grad(loss, anchor), (gradient,))
 
 
-def test_activation_checkpointing_and_offloading(device):
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_activation_checkpointing(device, use_reentrant):
     inputs = random_inputs(5, 6, device=device)
     expected = loss_and_gradients(triplet_margin_loss, inputs)
-    checkpointed = loss_and_gradients(
-        lambda *x: checkpoint(triplet_margin_loss, *x, use_reentrant=False), inputs
-    )
-    assert_same_bits(checkpointed, expected)
+
+    def checkpointed(*inputs):
+        return checkpoint(triplet_margin_loss, *inputs, use_reentrant=use_reentrant)
+
+    results = leaves(inputs)
+    loss = checkpointed(*results)
+    loss.backward()  # the only way through a re-entrant one
+    assert_same_bits([loss.detach(), *(x.grad for x in results)], expected)
+
+
+def test_saved_tensor_hooks(device):
+    """They see the inputs and the state, and the backward reads what they return."""
+    inputs = random_inputs(5, 6, device=device)
+    expected = loss_and_gradients(triplet_margin_loss, inputs)
     with torch.autograd.graph.save_on_cpu():
         assert_same_bits(loss_and_gradients(triplet_margin_loss, inputs), expected)
+    packed = []
+
+    def pack(tensor):
+        packed.append(tensor.shape)
+        return tensor.cpu().numpy().copy()
+
+    def unpack(array):
+        return torch.from_numpy(array).to(device)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        assert_same_bits(loss_and_gradients(triplet_margin_loss, inputs), expected)
+    assert packed.count((5, 6)) == 3
 
 
 def test_losses_that_meet_in_one_graph(device):

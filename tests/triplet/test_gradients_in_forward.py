@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from cuda_tools import capture
 from torch.utils.checkpoint import checkpoint
 
 from fused_ops import explain, set_gradients_in_forward, triplet_margin_loss
@@ -168,13 +169,9 @@ class TestOnCuda:
     def test_graph_replays_with_another_upstream_gradient(self):
         inputs = leaves(random_inputs(70, 257, device="cuda"))
         scale = torch.ones((), device="cuda")
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            torch.autograd.grad(triplet_margin_loss(*inputs), inputs, scale)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            results = torch.autograd.grad(triplet_margin_loss(*inputs), inputs, scale)
+        graph, results = capture(
+            lambda: torch.autograd.grad(triplet_margin_loss(*inputs), inputs, scale)
+        )
         for step, upstream in enumerate((1, 3, 3, 3, 2, 0.5, 0.5, 0.5)):
             scale.fill_(upstream)
             with torch.no_grad():

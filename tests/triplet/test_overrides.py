@@ -53,6 +53,8 @@ def test_torch_function_mode_sees_torch_s_function(device):
     with WatchingMode() as mode:
         assert "__torch_function__ mode" in str(explain(triplet_margin_loss, *inputs))
         triplet_margin_loss(*inputs)
+        with torch._C.DisableTorchFunction():
+            assert explain(triplet_margin_loss, *inputs).path == "fused"
     assert torch_loss in mode.seen
     assert explain(triplet_margin_loss, *inputs).path == "fused"
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Derivatives of other kinds than the kernels', and torch.compile."""
+"""Derivatives of other kinds than the kernels'."""
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import forward_ad
 
 import fused_ops
@@ -12,10 +11,7 @@ from fused_ops import explain, set_fallback, triplet_margin_loss
 from .cases import (
     NORMS,
     REDUCTIONS,
-    backward_op,
-    forward_op,
     leaves,
-    loss_and_gradients,
     random_inputs,
     torch_loss,
 )
@@ -118,40 +114,3 @@ def test_forward_mode_is_torch_s(device):
         )
     assert expected.tangent.any()
     torch.testing.assert_close(tuple(ours), tuple(expected))
-
-
-@pytest.fixture
-def fresh_compiler():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.mark.usefixtures("fresh_compiler", "fused_only")
-def test_compiles_whole_and_once_for_every_batch_size(device):
-    """Fault 29."""
-
-    def loss(*inputs):
-        return triplet_margin_loss(*inputs, swap=True, margin=0.5)
-
-    counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(loss, backend=counter, fullgraph=True, dynamic=True)
-    counts = []
-    for rows in (7, 9, 12):
-        inputs = random_inputs(rows, 33, device=device, seed=rows)
-        results = loss_and_gradients(compiled, inputs)
-        counts.append(counter.frame_count)
-        torch.testing.assert_close(results, loss_and_gradients(loss, inputs), rtol=0, atol=0)
-    assert counts[0] > 0
-    assert counts[0] == counts[-1]
-    graphs = [m.graph for graph in counter.graphs for m in graph.modules() if hasattr(m, "graph")]
-    targets = {node.target for graph in graphs for node in graph.nodes}
-    assert {forward_op, backward_op} <= targets
-
-
-@pytest.mark.usefixtures("fresh_compiler")
-def test_compiled_fallback(device):
-    compiled = torch.compile(triplet_margin_loss, backend="aot_eager", fullgraph=True)
-    inputs = random_inputs(5, 6, device=device)
-    results = loss_and_gradients(compiled, inputs, p=3)
-    torch.testing.assert_close(results, loss_and_gradients(torch_loss, inputs, p=3))
