@@ -5,6 +5,7 @@ python -m benchmarks.report
 """
 
 import json
+import math
 from pathlib import Path
 
 import matplotlib
@@ -113,7 +114,8 @@ def write_accuracy(devices: dict) -> None:
         "of phi, bandwidth included, relative to the norm of the float64 result. `high` is the",
         "default; it and `medium` differ from `highest` on CUDA only. `eager` forms all",
         "differences in PyTorch, `matrix` products around the mean. The time is that of `high`",
-        "beside its time on Gaussian particles.",
+        "beside its time on Gaussian particles. `-`: the median is zero, and PyTorch's forms have",
+        "no result there.",
     ]
     for device, cases in devices.items():
         shown = {case: rows for case, rows in cases.items() if is_of_data(case)}
@@ -130,7 +132,8 @@ def write_accuracy(devices: dict) -> None:
             "|---|" + "---:|" * (len(impls) + 1),
         ]  # fmt: skip
         for case, rows in shown.items():
-            errors = [f"{rows[impl]['rel_err']:.0e}" for impl in impls.values()]
+            errors = [rows[impl]["rel_err"] for impl in impls.values()]
+            errors = [f"{error:.0e}" if math.isfinite(error) else "-" for error in errors]
             relative = f"{rows['fused']['time_us'] / gaussian:.2f}"
             lines.append("| " + " | ".join([case[2][len("data=") :], *errors, relative]) + " |")
     (DOCS / "accuracy.md").write_text("\n".join(lines) + "\n")
