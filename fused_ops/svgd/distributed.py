@@ -168,9 +168,8 @@ class _Shards:
     def join(self, padded: list[torch.Tensor]) -> torch.Tensor:
         return torch.cat([shard[:n] for shard, n in zip(padded, self.counts, strict=True)])
 
-    def add_up(self, message: torch.Tensor) -> torch.Tensor:
+    def add_up(self, message: torch.Tensor) -> None:
         dist.all_reduce(message, group=self.group)
-        return message
 
 
 def _bandwidth(particles: torch.Tensor, rule: str, shards: _Shards) -> torch.Tensor:
@@ -179,17 +178,15 @@ def _bandwidth(particles: torch.Tensor, rule: str, shards: _Shards) -> torch.Ten
     if reasons := function.reasons(particles):
         check_fallback("distributed.median_bandwidth", reasons)
         return reference.bandwidth(x, rule)
+    number = function.RULES.index(rule)
     if len(x) == 1 or shards.size == 1:
-        return ops.bandwidth(x, function.RULES.index(rule))
-    settings = function.RULES.index(rule), shards.size
+        return ops.bandwidth(x, number)
     memory, first, last = ops.share_memory(x, shards.size)
     message = None
     for share_pass in range(first, last + 1):
-        message = ops.share_pass(
-            x, memory, message, settings[0], share_pass, shards.rank, shards.size
-        )
+        message = ops.share_pass(x, memory, message, number, share_pass, shards.rank, shards.size)
         shards.add_up(message)
-    return ops.share_bandwidth(x, memory, message, *settings)
+    return ops.share_bandwidth(x, memory, message, number, shards.size)
 
 
 def _update(
@@ -203,6 +200,8 @@ def _update(
             "processes have part of the result; detach them, or call this under torch.no_grad()"
         )
     shards = _Shards(particles, group, counts)
+    if sum(shards.counts) * particles.shape[1] == 0:
+        return particles.clone()
     everyone = shards.gather(particles)
     scores, gathering = shards.start_gather(score)  # while the median is found
     if isinstance(bandwidth, str):

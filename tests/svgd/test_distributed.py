@@ -115,6 +115,13 @@ def check_one_particle():
     torch.testing.assert_close(found, own(-x, counts))
 
 
+def check_no_particles():
+    nothing = torch.empty(0, 3, device=place())
+    assert distributed.svgd_phi(nothing, nothing).shape == (0, 3)
+    flat = torch.empty(2, 0, device=place())
+    assert distributed.svgd_step(flat, flat, 0.1).shape == (2, 0)
+
+
 def check_nan():
     x = random_tensor(30, 2, device=place())
     x[29] = math.nan
