@@ -43,7 +43,7 @@ def draw_all(device: str, cases: dict, path: Path) -> None:
         for (op, case, variant, shape, dtype), rows in cases.items()
         if BASELINES.keys() <= rows.keys()
     }
-    _draw(device, shown, BASELINES, path)
+    _draw(device, shown, BASELINES, 9, path)
 
 
 def draw_summary(device: str, cases: dict, path: Path) -> None:
@@ -55,16 +55,18 @@ def draw_summary(device: str, cases: dict, path: Path) -> None:
     }
     if timed.keys() >= set(TELLING):
         shown = {
-            f"{NAMES[op, case]}  {' x '.join(map(str, shape))}  {dtype}": timed[
+            f"{NAMES[op, case]}\n{' x '.join(map(str, shape))} {dtype}": timed[
                 op, case, shape, dtype
             ]
             for op, case, shape, dtype in TELLING
         }
-        _draw(device, shown, {**BASELINES, **MATRIX}, path)
+        _draw(device, shown, {**BASELINES, **MATRIX}, 6, path)
 
 
-def _draw(device: str, shown: dict[str, dict], baselines: dict[str, str], path: Path) -> None:
-    figure, axes = plt.subplots(figsize=(9, 0.42 * len(shown) + 1.2), layout="constrained")
+def _draw(
+    device: str, shown: dict[str, dict], baselines: dict[str, str], width: float, path: Path
+) -> None:
+    figure, axes = plt.subplots(figsize=(width, 0.42 * len(shown) + 1.2), layout="constrained")
     bars = {impl: [] for impl in baselines}  # (place, height, ratio)
     for place, rows in enumerate(shown.values()):
         present = [impl for impl in baselines if impl in rows]
@@ -84,7 +86,7 @@ def _draw(device: str, shown: dict[str, dict], baselines: dict[str, str], path: 
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_title(f"Time of PyTorch / time of fused_ops, {device}", loc="left", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(frameon=False, loc="outside lower right", ncols=len(baselines), fontsize=9)
+    figure.legend(frameon=False, loc="outside lower right", ncols=len(baselines), fontsize=8)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
