@@ -16,9 +16,9 @@ bench: build
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.report
 
-# The documentation site, in site/.
+# The documentation site, in site/. Not --quiet, which would hide warnings from --strict.
 docs: .venv/ready-docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # A wheel for this Python, in dist: any torch from 2.10 on, every architecture unless
 # TORCH_CUDA_ARCH_LIST says otherwise. Objects stay in build, so a second one is quick.
