@@ -4,7 +4,7 @@ PYTHON ?= python3
 TORCH ?= torch>=2.10
 BIN := .venv/bin
 
-.PHONY: demo test bench build wheel audit test-wheel lint format clean
+.PHONY: demo test bench docs build wheel audit test-wheel lint format clean
 
 demo: build
 	$(BIN)/python examples/demo.py
@@ -15,6 +15,10 @@ test: build
 bench: build
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.report
+
+# The documentation site, in site/. Not --quiet, which would hide warnings from --strict.
+docs: .venv/ready-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # A wheel for this Python, in dist: any torch from 2.10 on, every architecture unless
 # TORCH_CUDA_ARCH_LIST says otherwise. Objects stay in build, so a second one is quick.
@@ -58,9 +62,13 @@ format: .venv/ready-dev
 	FUSED_OPS_BUILD=none $(BIN)/python -m pip install -q --no-build-isolation -e ".[dev]"
 	touch $@
 
+.venv/ready-docs: .venv/ready
+	FUSED_OPS_BUILD=none $(BIN)/python -m pip install -q --no-build-isolation -e ".[docs]"
+	touch $@
+
 .venv/ready-release: .venv/ready
 	FUSED_OPS_BUILD=none $(BIN)/python -m pip install -q --no-build-isolation -e ".[release]"
 	touch $@
 
 clean:
-	rm -rf build dist *.egg-info fused_ops/_C*.so
+	rm -rf build dist site *.egg-info fused_ops/_C*.so

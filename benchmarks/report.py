@@ -8,16 +8,11 @@ import json
 import math
 from pathlib import Path
 
-import matplotlib
-
+from benchmarks import pictures
 from benchmarks.rows import RESULTS, file_of
 from benchmarks.svgd import scaling
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # after the backend is chosen
-
 DOCS = Path(__file__).parents[1] / "docs"
-BASELINES = {"eager": "#f4c264", "compile": "#8fb3d9"}
 
 
 def read_cases() -> dict[str, dict[tuple, dict[str, dict]]]:
@@ -31,40 +26,85 @@ def read_cases() -> dict[str, dict[tuple, dict[str, dict]]]:
     return devices
 
 
-def time(row: dict | None) -> str:
-    return "" if row is None else f"{row['time_us']:,.1f}"
+def time(row: dict | None, field: str = "time_us") -> str:
+    return f"{row[field]:,.1f}" if row and row[field] else ""
 
 
 def ratio(rows: dict[str, dict], impl: str, field: str = "time_us") -> str:
+    """Of another to fused, so above 1 fused is faster, or takes less memory."""
     if impl not in rows or not rows["fused"].get(field):
         return ""
     return f"{rows[impl][field] / rows['fused'][field]:.2f}"
 
 
-def table(cases: dict[tuple, dict[str, dict]]) -> list[str]:
-    """One line a case; a ratio is that of the other to fused, so above 1 fused is faster."""
-    lines = [
-        "| op | case | shape | dtype | fused us | in a graph | eager us | compile us "
-        "| eager / fused | compile / fused | others / fused | wall, eager / fused "
-        "| wall, compile / fused | peak memory, compile / fused | launches, fused | eager "
-        "| of the bandwidth | rel. error, fused | eager |",
-        "|---|---|---|---|" + "---:|" * 15,
+def value(rows: dict[str, dict], impl: str, field: str, form: str) -> str:
+    number = rows.get(impl, {}).get(field)
+    return "" if number is None else f"{number:{form}}"
+
+
+OPS = {"triplet": "triplet_margin_loss", "svgd": "SVGD"}
+COLUMNS = ("fused", "eager", "compile")  # the implementations with columns in TABLES
+# Several narrow tables rather than one that no screen shows whole: title -> column -> cell.
+TABLES = {
+    "Time": {
+        "fused us": lambda rows: time(rows["fused"]),
+        "in a CUDA graph": lambda rows: time(rows["fused"], "graph_us"),
+        "eager us": lambda rows: time(rows.get("eager")),
+        "compile us": lambda rows: time(rows.get("compile")),
+        "eager / fused": lambda rows: ratio(rows, "eager"),
+        "compile / fused": lambda rows: ratio(rows, "compile"),
+    },
+    "Wall time, memory and launches": {
+        "wall, eager / fused": lambda rows: ratio(rows, "eager", "wall_us"),
+        "wall, compile / fused": lambda rows: ratio(rows, "compile", "wall_us"),
+        "peak memory, compile / fused": lambda rows: ratio(rows, "compile", "peak_bytes"),
+        "launches, fused": lambda rows: value(rows, "fused", "launches", "d"),
+        "launches, eager": lambda rows: value(rows, "eager", "launches", "d"),
+        "of the bandwidth": lambda rows: value(rows, "fused", "sol", ".2f"),
+    },
+    "Error relative to float64": {
+        "fused": lambda rows: value(rows, "fused", "rel_err", ".0e"),
+        "eager": lambda rows: value(rows, "eager", "rel_err", ".0e"),
+    },
+}
+
+
+def table(cases: dict[tuple, dict[str, dict]], columns: dict) -> list[str]:
+    """One line a case, without the cases and columns that have nothing to show."""
+    lines = {case: [cell(rows) for cell in columns.values()] for case, rows in cases.items()}
+    lines = {case: cells for case, cells in lines.items() if any(cells)}
+    shown = [place for place, _ in enumerate(columns) if any(c[place] for c in lines.values())]
+    if not shown:
+        return []
+    titles = list(columns)
+    return [
+        "| case | " + " | ".join(titles[place] for place in shown) + " |",
+        "|---|" + "---:|" * len(shown),
+        *(
+            f"| {name_of(case)} | " + " | ".join(cells[place] for place in shown) + " |"
+            for case, cells in lines.items()
+        ),
     ]
-    for (op, case, variant, shape, dtype), rows in cases.items():
-        fused, eager = rows["fused"], rows.get("eager")
-        others = [impl for impl in rows if impl not in ("fused", *BASELINES)]
-        cells = [
-            op, f"{case} {variant}".strip(), " x ".join(map(str, shape)), dtype, time(fused),
-            f"{fused['graph_us']:,.1f}" if fused["graph_us"] else "",
-            time(eager), time(rows.get("compile")), ratio(rows, "eager"), ratio(rows, "compile"),
-            ", ".join(f"{impl} {ratio(rows, impl)}" for impl in others),
-            ratio(rows, "eager", "wall_us"), ratio(rows, "compile", "wall_us"),
-            ratio(rows, "compile", "peak_bytes"), fused["launches"] or "",
-            eager["launches"] or "" if eager else "",
-            f"{fused['sol']:.2f}" if fused["sol"] else "", f"{fused['rel_err']:.0e}",
-            f"{eager['rel_err']:.0e}" if eager else "",
-        ]  # fmt: skip
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
+
+
+def name_of(case: tuple) -> str:
+    _, name, variant, shape, dtype = case
+    return f"{name} {variant} ".replace("  ", " ") + f"{' x '.join(map(str, shape))} {dtype}"
+
+
+def sections(cases: dict[tuple, dict[str, dict]]) -> list[str]:
+    lines = []
+    for op, title in OPS.items():
+        of_op = {case: rows for case, rows in cases.items() if case[0] == op}
+        others = dict.fromkeys(impl for rows in of_op.values() for impl in rows)
+        other_columns = {
+            f"{impl} / fused": lambda rows, impl=impl: ratio(rows, impl)
+            for impl in others
+            if impl not in COLUMNS
+        }
+        for what, columns in {**TABLES, "Other implementations": other_columns}.items():
+            if shown := table(of_op, columns):
+                lines += ["", f"### {title}: {what[0].lower()}{what[1:]}", "", *shown]
     return lines
 
 
@@ -102,7 +142,7 @@ def write_benchmarks(devices: dict) -> None:
             for case, rows in cases.items()
             if not is_of_data(case) and not is_of_gpus(case)
         }
-        lines += ["", f"## {device}", "", f"torch {versions['torch']}{cuda}.", "", *table(timed)]
+        lines += ["", f"## {device}", "", f"torch {versions['torch']}{cuda}.", *sections(timed)]
     (DOCS / "benchmarks.md").write_text("\n".join(lines) + "\n")
 
 
@@ -153,36 +193,6 @@ def write_distributed(devices: dict) -> None:
             (DOCS / "distributed.md").write_text(text + "\n")
 
 
-def draw(device: str, cases: dict, path: Path) -> None:
-    """Bars of how many times longer the baselines take, where there are both."""
-    shown = {
-        case: rows
-        for case, rows in cases.items()
-        if BASELINES.keys() <= rows.keys() and not is_of_data(case)
-    }
-    figure, axes = plt.subplots(figsize=(9, 0.36 * len(shown) + 1.2), layout="constrained")
-    for offset, (impl, color) in enumerate(BASELINES.items()):
-        values = [rows[impl]["time_us"] / rows["fused"]["time_us"] for rows in shown.values()]
-        places = [place + 0.4 * offset for place in range(len(shown))]
-        bars = axes.barh(places, values, height=0.38, color=color, label=impl)
-        axes.bar_label(bars, [f"{value:.1f}" for value in values], padding=3, fontsize=8)
-    labels = [
-        f"{op} {case} {variant}  {' x '.join(map(str, shape))}  {dtype}"
-        for op, case, variant, shape, dtype in shown
-    ]
-    axes.set_yticks([place + 0.2 for place in range(len(shown))], labels, fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xscale("log", base=2)
-    axes.set_xlim(left=0.5)
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_title(f"Time of PyTorch / time of fused_ops, {device}", loc="left", fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower right")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-
-
 def main() -> None:
     devices = read_cases()
     DOCS.mkdir(exist_ok=True)
@@ -191,7 +201,9 @@ def main() -> None:
     write_distributed(devices)
     for device, cases in devices.items():
         name = file_of(next(iter(cases.values()))["fused"]).stem
-        draw(device, cases, DOCS / f"benchmarks-{name}.png")
+        timed = {case: rows for case, rows in cases.items() if not is_of_data(case)}
+        pictures.draw_all(device, timed, DOCS / f"benchmarks-{name}.png")
+        pictures.draw_summary(device, timed, DOCS / f"summary-{name}.png")
 
 
 if __name__ == "__main__":
