@@ -5,7 +5,7 @@ import torch  # noqa: F401  (first: it loads the libraries that the native modul
 
 from fused_ops import distributed
 from fused_ops._support import Dispatch, FallbackError, explain, set_fallback
-from fused_ops.svgd import median_bandwidth, svgd_phi, svgd_step
+from fused_ops.svgd import ksd, median_bandwidth, svgd_phi, svgd_step
 from fused_ops.triplet import (
     TripletMarginLoss,
     patch_torch,
@@ -21,6 +21,7 @@ __all__ = [
     "TripletMarginLoss",
     "distributed",
     "explain",
+    "ksd",
     "median_bandwidth",
     "patch_torch",
     "set_fallback",

@@ -2,5 +2,6 @@
 """Stein variational gradient descent."""
 
 from fused_ops.svgd.function import median_bandwidth, svgd_phi, svgd_step
+from fused_ops.svgd.ksd import ksd
 
-__all__ = ["median_bandwidth", "svgd_phi", "svgd_step"]
+__all__ = ["ksd", "median_bandwidth", "svgd_phi", "svgd_step"]
