@@ -43,10 +43,10 @@ def ksd(
     products of their results. "imq" takes one; its trace has a sum of :math:`K^5` that no update
     forms, so PyTorch goes through the distances in blocks of rows.
 
-    The terms cancel where the particles fit: in float32 a result errs by up to some 1e-7 of the mean of
-    u_ii, which is :math:`|score_i|^2 + dim / h` ("rbf") or :math:`|score_i|^2 + dim / 2h` ("imq").
-    On CUDA sums are formed as with ``precision="highest"``. Inputs that require grad run in the
-    differentiable reference.
+    The terms cancel where the particles fit: in float32 a result errs by up to some 1e-7 of the
+    mean of u_ii, which is :math:`|score_i|^2 + dim / h` ("rbf") or :math:`|score_i|^2 + dim / 2h`
+    ("imq"). On CUDA sums are formed as with ``precision="highest"``. Inputs that require grad run
+    in the differentiable reference.
 
     Args:
         particles: (N, dim), floating point. float16 and bfloat16 are accumulated in float32.

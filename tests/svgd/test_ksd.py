@@ -119,7 +119,7 @@ def test_float32_and_float64(device, shape, kernel, statistic, bandwidth):
     settings = {"bandwidth": bandwidth, "kernel": kernel, "statistic": statistic}
     for dtype, tolerance in ((torch.float32, 3e-7), (torch.float64, 1e-14)):
         particles, score = random_inputs(*shape, dtype=dtype, device=device)
-        particles += 3  # the mean takes no part
+        particles += 1e3  # the mean takes no part
         result = ksd(particles, score, **settings)
         assert (result.shape, result.dtype, result.device) == ((), dtype, particles.device)
         h = bandwidth
@@ -259,7 +259,7 @@ def test_cpu_memory():
     process = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     for megabytes in process.stdout.split():
-        assert float(megabytes) <= 20
+        assert float(megabytes) <= 50
 
 
 @pytest.mark.cuda
