@@ -38,7 +38,7 @@ class Batches:
             ) from None
 
     def state_dict(self) -> dict[str, Any] | None:
-        if self._saved is not None or self._source is None:
+        if self._source is None:
             return self._saved
         return {
             "taken": self._taken,

@@ -415,6 +415,12 @@ BAD_RESULTS = {
         ValueError,
         r"score\['b'\]: .* \(3, 3\)",
     ),
+    "part dtype": (
+        AB,
+        {"score": lambda p: p | {"b": GOOD.double()}},
+        TypeError,
+        r"score\['b'\]: .* got torch.f",
+    ),
     "cold": (GOOD, {"score": torch.neg, "temperature": lambda n: 1.0 - n}, ValueError, "got 0.0"),
 }
 
@@ -460,6 +466,28 @@ def test_states_of_other_runs(other, text):
     assert_same_state(other.state_dict(), before)
     with pytest.raises(ValueError, match=r"state: .*'more'"):
         other.load_state_dict(before | {"more": 1})
+
+
+def test_state_of_another_dtype():
+    with pytest.raises(TypeError, match=r"state\['particles'\]: .*float32, got torch.float64"):
+        SVGD(GOOD, normal).load_state_dict(SVGD(GOOD.double(), normal).state_dict())
+
+
+@pytest.mark.parametrize("record", [None, 100, 5])
+def test_only_recorded_steps_read_on_the_host(monkeypatch, record):
+    """Of the device's tensors; Adam reads its count of steps, which is on the host."""
+    sampler = SVGD(random_tensor(50, 3), normal, optimizer=SGD)
+    reads = []
+    for name in ("item", "tolist", "numpy", "__bool__", "__float__", "__int__", "cpu"):
+        method = getattr(torch.Tensor, name)
+
+        def reading(*args, _method=method):
+            reads.append(sampler.steps_taken)
+            return _method(*args)
+
+        monkeypatch.setattr(torch.Tensor, name, reading)
+    sampler.run(10, progress=False, record=record)
+    assert reads == ([5, 10] if record == 5 else [])
 
 
 @pytest.mark.cuda
