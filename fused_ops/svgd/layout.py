@@ -22,14 +22,10 @@ class Layout:
             if part.dim() < 1 or (not self.is_dict and part.dim() != 2):
                 expected = "(N, ...)" if self.is_dict else "(N, dim)"
                 raise ValueError(f"{name}: expected shape {expected}, got {tuple(part.shape)}")
-        for what in ("count", "dtype", "device"):
-            found = {
-                name: len(part) if what == "count" else getattr(part, what)
-                for name, part in parts.items()
-            }
-            if len(set(found.values())) > 1:
-                raise ValueError(f"particles: expected one {what}, got {found}")
-        self.count, self.dtype = len(part), part.dtype
+        kinds = {name: (len(p), p.dtype, p.device) for name, p in parts.items()}
+        if len(set(kinds.values())) > 1:
+            raise ValueError(f"particles: expected one N, dtype and device, got {kinds}")
+        self.count, self.dtype, _ = next(iter(kinds.values()))
         if self.count == 0:
             raise ValueError("particles: expected at least one, got 0")
         self.names = list(particles) if self.is_dict else [""]
