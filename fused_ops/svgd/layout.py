@@ -28,7 +28,7 @@ class Layout:
         self.count, self.dtype, _ = next(iter(kinds.values()))
         if self.count == 0:
             raise ValueError("particles: expected at least one, got 0")
-        self.names = list(particles) if self.is_dict else [""]
+        self.names = list(particles) if self.is_dict else None
         self.shapes = [tuple(part.shape) for part in parts.values()]
 
     def flatten(self, name: str, tensors: Particles) -> torch.Tensor:
