@@ -5,7 +5,7 @@ import torch  # noqa: F401  (first: it loads the libraries that the native modul
 
 from fused_ops import distributed
 from fused_ops._support import Dispatch, FallbackError, explain, set_fallback
-from fused_ops.svgd import median_bandwidth, svgd_phi, svgd_step
+from fused_ops.svgd import SVGD, ksd, median_bandwidth, svgd_phi, svgd_step
 from fused_ops.triplet import (
     TripletMarginLoss,
     patch_torch,
@@ -16,11 +16,13 @@ from fused_ops.triplet import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "SVGD",
     "Dispatch",
     "FallbackError",
     "TripletMarginLoss",
     "distributed",
     "explain",
+    "ksd",
     "median_bandwidth",
     "patch_torch",
     "set_fallback",

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Stein variational gradient descent."""
 
+from fused_ops.svgd.driver import SVGD
 from fused_ops.svgd.function import median_bandwidth, svgd_phi, svgd_step
+from fused_ops.svgd.ksd import ksd
 
-__all__ = ["median_bandwidth", "svgd_phi", "svgd_step"]
+__all__ = ["SVGD", "ksd", "median_bandwidth", "svgd_phi", "svgd_step"]
