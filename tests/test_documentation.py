@@ -5,6 +5,7 @@ reference has every public name."""
 import ast
 import contextlib
 import doctest
+import importlib.util
 import io
 import re
 import socket
@@ -26,18 +27,25 @@ pytestmark = pytest.mark.skipif(
 )
 
 BLOCK = re.compile(
-    r"(?P<mark><!-- needs CUDA -->\n\n?)?^```python\n(?P<code>.*?)^```$", re.M | re.S
+    r"(?:<!-- needs (?P<need>\w+) -->\n\n?)?^```python\n(?P<code>.*?)^```$", re.M | re.S
 )
 LINK = re.compile(r"\]\(<?(?P<target>[^()\s>]+)>?\)")
 
 
-def code_blocks(text: str) -> list[tuple[str, bool]]:
+def code_blocks(text: str) -> list[tuple[str, str | None]]:
     """Each block of Python, behind as many empty lines as there are before it, so that a traceback
-    has the page's line numbers; and whether it needs CUDA."""
+    has the page's line numbers; and what it needs."""
     return [
-        ("\n" * text.count("\n", 0, match.start("code")) + match["code"], bool(match["mark"]))
+        ("\n" * text.count("\n", 0, match.start("code")) + match["code"], match["need"])
         for match in BLOCK.finditer(text)
     ]
+
+
+def is_there(need: str | None) -> bool:
+    """Whether this machine has CUDA, or a package that only some blocks are about."""
+    if need == "CUDA":
+        return torch.cuda.is_available()
+    return need is None or importlib.util.find_spec(need) is not None
 
 
 def expected_output(lines: list[str], statement: ast.stmt) -> str:
@@ -95,8 +103,8 @@ def test_code_runs(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # where a page may write files
     torch.manual_seed(0)
     namespace = {"__name__": "page"}
-    for code, needs_cuda in code_blocks((ROOT / name).read_text()):
-        if needs_cuda and not torch.cuda.is_available():
+    for code, need in code_blocks((ROOT / name).read_text()):
+        if not is_there(need):
             compile(code, name, "exec")
         else:
             run(code, namespace, name)
