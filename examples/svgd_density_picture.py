@@ -19,7 +19,7 @@ PARTICLE = {"s": 11, "color": "#e8743b", "edgecolors": "white", "linewidths": 0.
 
 
 FRAMES_PER_SECOND, LAST_FRAMES = 16, 32  # the last frame stays for two seconds
-TRAIL = 5  # frames
+TRAIL = 4  # frames
 
 
 def draw_density(axes: Axes, density: np.ndarray, reach: float) -> None:
@@ -52,7 +52,9 @@ def animate(path: Path, density: np.ndarray, reach: float, frames: dict[int, np.
     figure = plt.figure(figsize=(3.9, 4.2))
     axes = figure.add_axes((0.02, 0.02, 0.96, 0.89))
     draw_density(axes, density, reach)
-    trails = axes.add_collection(LineCollection([], color=PARTICLE["color"], alpha=0.25, lw=0.8))
+    # Above the density, below the particles.
+    trails = LineCollection([], color=PARTICLE["color"], alpha=0.15, linewidth=0.8, zorder=0.5)
+    axes.add_collection(trails)
     dots = axes.scatter([], [], **PARTICLE)
     title = axes.set_title(" ", loc="left", color=INK)
     clouds = list(frames.values())

@@ -30,7 +30,7 @@ def draw_predictions(
     axes.set(xlabel="held-out tumours, in order", ylabel="probability of benign")
     axes.margins(x=0.02)
     axes.legend(frameon=False, markerscale=2.5, loc="center left")
-    axes.set_title("Mean of the particles, and where 90 % of them are", loc="left", color=INK)
+    axes.set_title("Mean of the particles, and where 90% of them are", loc="left", color=INK)
 
 
 def draw_weights(axes: Axes, weights: dict[str, np.ndarray]) -> None:

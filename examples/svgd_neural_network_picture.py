@@ -46,11 +46,11 @@ def draw_predictions(
         targets, centre, 2 * deviation, fmt="o", color=ORANGE, ecolor=PALE, elinewidth=1.5,
         markersize=5, markeredgecolor="white", markeredgewidth=0.5,
     )  # fmt: skip
-    axes.set_xlabel("true price, 1000 dollars")
+    axes.set_xlabel("true median price, 1000 dollars")
     axes.set_ylabel("predicted, ± 2 deviations")
     axes.spines[["top", "right"]].set_visible(False)
     inside = np.mean(np.abs(targets - centre) <= 2 * deviation)
-    axes.set_title(f"Held-out homes of one split, {inside:.0%} inside", loc="left", color=INK)
+    axes.set_title(f"Held-out tracts of one split, {inside:.0%} inside", loc="left", color=INK)
 
 
 def draw(
