@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 
 import torch
-from svgd_density_picture import draw
+from svgd_density_picture import animate, draw
 from timing import median_seconds
 from torch import Tensor
 from tqdm import tqdm
@@ -24,7 +24,9 @@ STEP_SIZE = 0.3
 # The paper's rule, about half the default: the particles settle more evenly.
 BANDWIDTH = "paper"
 START, START_SPREAD = (-1.85, -1.55), 0.12
-STEPS_SHOWN = (0, 40, STEPS)
+EARLY_STEP = 40  # shown between the first and the last
+# The GIF's steps, close together at first and as far as there is something to see.
+FRAMES, LAST_FRAME_STEP = 56, 400
 
 PEN_WIDTH = 0.22
 PEN_STROKES = 64
@@ -71,10 +73,10 @@ def start(device: torch.device) -> Tensor:
     return (torch.tensor(START) + START_SPREAD * noise).to(device)
 
 
-def move(particles: Tensor) -> list[Tensor]:
+def move(particles: Tensor, steps: int) -> list[Tensor]:
     """The particles [PARTICLES, 2] at the start and after every step."""
     path = [particles]
-    for _ in tqdm(range(STEPS), "Moving", ncols=88, unit="step"):
+    for _ in tqdm(range(steps), "Moving", ncols=88, unit="step"):
         particles = fused_ops.svgd_step(particles, score, STEP_SIZE, bandwidth=BANDWIDTH)
         path.append(particles)
     return path
@@ -105,11 +107,14 @@ def moment_errors(particles: Tensor, grid: Tensor, probabilities: Tensor) -> tup
     return mean_error.max().item(), covariance_error.item()
 
 
-def check_moments(path: list[Tensor], grid: Tensor, probabilities: Tensor) -> None:
-    """Raise if the particles have not taken the density's mean and covariance; a NaN fails too."""
+def check_moments(particles: dict[int, Tensor], grid: Tensor, probabilities: Tensor) -> None:
+    """Raise if the last particles do not have the density's mean and covariance; a NaN fails too.
+
+    `particles` [PARTICLES, 2] by step.
+    """
     print("\nError of the particles' moments  mean  covariance")
-    for step in STEPS_SHOWN:
-        errors = moment_errors(path[step], grid, probabilities)
+    for step, moved in particles.items():
+        errors = moment_errors(moved, grid, probabilities)
         print(f"  {f'after {step} steps':27}  {errors[0]:7.3f}  {errors[1]:10.3f}")
     print(f"  {'tolerance':27}  {MOMENT_TOLERANCE:7.3f}  {MOMENT_TOLERANCE:10.3f}")
     if not all(error <= MOMENT_TOLERANCE for error in errors):
@@ -138,24 +143,24 @@ def compare_updates(device: torch.device) -> None:
             raise RuntimeError(f"the updates of {shape} particles in torch and fused_ops differ")
 
 
-def run(device: torch.device, output: Path) -> list[Path]:
+def run(device: torch.device, output: Path, *, steps: int = STEPS) -> list[Path]:
     """Move the particles, print how well and how fast, and return the files written."""
     particles = start(device)
     print("\nStein variational gradient descent: a clump of particles moves onto two moons")
-    print(f"  {PARTICLES} particles, {STEPS} steps of {STEP_SIZE}")
+    print(f"  {PARTICLES} particles, {steps} steps of {STEP_SIZE}")
     print(f"  {fused_ops.explain(fused_ops.svgd_step, particles, score, STEP_SIZE)}\n")
 
-    path = move(particles)
+    path = move(particles, steps)
+    shown = {step: path[step] for step in (0, EARLY_STEP, steps)}
     grid, probabilities = density_grid(device)
     compare_updates(device)
-    check_moments(path, grid, probabilities)
+    check_moments(shown, grid, probabilities)
 
-    picture = output / "svgd_density.png"
-    titles = {step: f"After {step} steps" for step in STEPS_SHOWN} | {0: "Start"}
-    draw(
-        picture,
-        probabilities.view(GRID_POINTS, GRID_POINTS).cpu().numpy(),
-        GRID_REACH,
-        {title: path[step].cpu().numpy() for step, title in titles.items()},
-    )
-    return [picture]
+    picture, film = output / "svgd_density.png", output / "svgd_density.gif"
+    density = probabilities.view(GRID_POINTS, GRID_POINTS).cpu().numpy()
+    panels = {f"After {step} steps" if step else "Start": moved for step, moved in shown.items()}
+    draw(picture, density, GRID_REACH, {title: p.cpu().numpy() for title, p in panels.items()})
+    last = min(steps, LAST_FRAME_STEP)
+    film_steps = [round(last * (frame / FRAMES) ** 2) for frame in range(FRAMES + 1)]
+    animate(film, density, GRID_REACH, {step: path[step].cpu().numpy() for step in film_steps})
+    return [picture, film]

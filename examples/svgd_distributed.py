@@ -5,14 +5,17 @@
 
 The posterior is that of Bayesian linear regression, which is normal and known exactly, so the
 particles' moments can be checked. Every process owns its particles from the start to the end; only
-a step of SVGD lets them see those of the others.
+a step of SVGD lets them see those of the others. The picture shows whose are where.
 """
 
 import argparse
 import os
+from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from svgd_distributed_picture import draw
 from torch import Tensor
 
 from fused_ops import distributed
@@ -30,6 +33,7 @@ def posterior(device: torch.device) -> tuple[Tensor, Tensor]:
     """Mean [DIM] and precision [DIM, DIM] of the weights, given the data and a normal prior."""
     generator = torch.Generator().manual_seed(SEED)
     inputs = torch.randn(ROWS, DIM, generator=generator)
+    inputs[:, 1::2] = 0.8 * inputs[:, ::2] + 0.6 * inputs[:, 1::2]  # so that weights depend too
     weights = torch.randn(DIM, generator=generator)
     outputs = inputs @ weights + NOISE * torch.randn(ROWS, generator=generator)
     precision = torch.eye(DIM) + inputs.T @ inputs / NOISE**2
@@ -53,10 +57,25 @@ def check_moments(particles: Tensor, mean: Tensor, covariance: Tensor) -> None:
         raise RuntimeError("the particles do not have the posterior's moments")
 
 
+def gather(particles: Tensor) -> list[np.ndarray] | None:
+    """Those of every process, [count, DIM] each, on rank 0; None elsewhere."""
+    parts = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(particles.cpu().numpy(), parts)
+    return parts
+
+
+def dependent_pair(covariance: Tensor) -> list[int]:
+    """The two dimensions whose correlation is largest."""
+    deviations = covariance.diagonal().sqrt()
+    correlation = (covariance / deviations.outer(deviations)).abs().fill_diagonal_(0)
+    return list(divmod(correlation.argmax().item(), DIM))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--particles", type=int, default=500, help="of all processes together")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--output", type=Path, default=Path("demo_output"))
     arguments = parser.parse_args()
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda" if on_gpu else "cpu", int(os.environ["LOCAL_RANK"]) * on_gpu)
@@ -72,6 +91,7 @@ def main() -> None:
     mean, precision = posterior(device)
     covariance = precision.inverse()
 
+    first = gather(particles)
     for _ in range(arguments.steps):
         score = (mean - particles) @ precision
         particles = distributed.svgd_step(particles, score, STEP_SIZE, counts=counts)
@@ -79,6 +99,19 @@ def main() -> None:
     if rank == 0:
         print(f"{arguments.particles} particles on {processes} processes, {device.type}")
     check_moments(particles, mean, covariance)
+    last = gather(particles)
+    if rank == 0:
+        arguments.output.mkdir(parents=True, exist_ok=True)
+        picture = arguments.output / "svgd_distributed.png"
+        pair = dependent_pair(covariance)
+        draw(
+            picture,
+            {"Start": first, f"After {arguments.steps} steps": last},
+            mean.cpu().numpy(),
+            covariance.cpu().numpy(),
+            pair,
+        )
+        print(f"written: {picture}")
     dist.destroy_process_group()
 
 

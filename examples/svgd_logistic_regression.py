@@ -19,6 +19,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, log_loss
 from sklearn.model_selection import StratifiedKFold
 from sklearn.preprocessing import StandardScaler
+from svgd_logistic_regression_picture import draw
 from torch import Tensor
 from tqdm import tqdm
 
@@ -110,22 +111,30 @@ def fit(
     return particles
 
 
+def predict_each(particles: Tensor, features: Tensor) -> Tensor:
+    """Probability of label 1 by each of the particles of `fit`, [rows, count], float64."""
+    weights = particles[:, :-1].double()
+    return torch.sigmoid(with_intercept(features.double()) @ weights.T)
+
+
 def predict(particles: Tensor, features: Tensor) -> Tensor:
     """Probability of label 1, [rows], float64: the mean over the particles of `fit`."""
-    weights = particles[:, :-1].double()
-    return torch.sigmoid(with_intercept(features.double()) @ weights.T).mean(dim=1)
+    return predict_each(particles, features).mean(dim=1)
 
 
 def cross_validate(
-    features: np.ndarray, labels: np.ndarray, device: torch.device
-) -> dict[str, np.ndarray]:
-    """Each model's probability of label 1 for every row, [rows], by a fit that held the row out.
+    features: np.ndarray, labels: np.ndarray, device: torch.device, steps: int
+) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+    """Fit both models without each fold in turn, on features standardised by the other rows.
 
-    The features [rows, dim] are standardised by the rows to train on.
+    Returns each model's probability of label 1 for every row, [rows], by the fit that held the row
+    out; the particles' 5 % and 95 % quantiles of it, [2, rows]; and the last fit's weights,
+    [PARTICLES, dim], without the intercept.
     """
     plain, bayesian = np.empty((2, len(labels)))
+    interval = np.empty((2, len(labels)))
     splits = StratifiedKFold(FOLDS, shuffle=True, random_state=SEED).split(features, labels)
-    with tqdm(total=FOLDS * STEPS, desc="Fitting", ncols=88, unit="step") as progress:
+    with tqdm(total=FOLDS * steps, desc="Fitting", ncols=88, unit="step") as progress:
         for train, test in splits:
             standardised = StandardScaler().fit(features[train]).transform(features)
             model = LogisticRegression().fit(standardised[train], labels[train])
@@ -133,9 +142,12 @@ def cross_validate(
 
             inputs = torch.from_numpy(standardised).float().to(device)
             targets = torch.from_numpy(labels[train]).to(device)
-            particles = fit(inputs[train], targets, on_step=progress.update)
+            particles = fit(inputs[train], targets, steps=steps, on_step=progress.update)
             bayesian[test] = predict(particles, inputs[test]).cpu()
-    return {"logistic regression": plain, "Bayesian, SVGD": bayesian}
+            each = predict_each(particles, inputs[test]).cpu().numpy()
+            interval[:, test] = np.quantile(each, (0.05, 0.95), axis=1)
+    probabilities = {"logistic regression": plain, "Bayesian, SVGD": bayesian}
+    return probabilities, interval, particles[:, :-2].cpu().numpy()
 
 
 def check(plain: tuple[float, float], bayesian: tuple[float, float]) -> None:
@@ -146,18 +158,19 @@ def check(plain: tuple[float, float], bayesian: tuple[float, float]) -> None:
         raise RuntimeError("Bayesian logistic regression is worse than the plain one")
 
 
-def run(device: torch.device, output: Path) -> list[Path]:
-    """Cross-validate both models and print how they compare; writes no files."""
-    features, labels = load_breast_cancer(return_X_y=True)
+def run(device: torch.device, output: Path, *, steps: int = STEPS) -> list[Path]:
+    """Cross-validate both models, print how they compare, and return the files written."""
+    data = load_breast_cancer()
+    features, labels = data.data, data.target
     rows, dim = features.shape
     particles = draw_prior(PARTICLES, dim + 1, torch.Generator()).to(device)
     print("\nBayesian logistic regression: breast cancer, malignant or benign, by SVGD")
     print(f"  {rows} rows of {dim} features, {FOLDS}-fold cross-validation")
-    print(f"  {PARTICLES} particles, {STEPS} steps")
+    print(f"  {PARTICLES} particles, {steps} steps")
     # The path depends on shape, dtype and device, which a score shares with its particles.
     print(f"  {fused_ops.explain(fused_ops.svgd_phi, particles, score=particles)}\n")
 
-    probabilities = cross_validate(features, labels, device)
+    probabilities, interval, weights = cross_validate(features, labels, device, steps)
     results = {
         name: (accuracy_score(labels, model > 0.5), -log_loss(labels, model))
         for name, model in probabilities.items()
@@ -166,4 +179,8 @@ def run(device: torch.device, output: Path) -> list[Path]:
     for name, (accuracy, log_likelihood) in results.items():
         print(f"  {name:19}  {accuracy:8.3f}  {log_likelihood:14.3f}")
     check(*results.values())
-    return []
+
+    picture = output / "svgd_logistic_regression.png"
+    named_weights = dict(zip(data.feature_names, weights.T, strict=True))
+    draw(picture, labels, probabilities["Bayesian, SVGD"], interval, named_weights)
+    return [picture]

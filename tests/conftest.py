@@ -11,6 +11,7 @@ import torch
 def pytest_configure(config):
     config.addinivalue_line("markers", "cuda: needs a CUDA device")
     config.addinivalue_line("markers", "timing: compares times; wants the machine to itself")
+    config.addinivalue_line("markers", "slow: takes a minute or more; only -m slow runs it")
     # Without the native module most tests would compare PyTorch with itself.
     os.environ["FUSED_OPS_REQUIRE_NATIVE"] = "1"
     # Thousands of small calls, which several threads slow down, the more so on a busy machine.
@@ -21,6 +22,8 @@ def pytest_configure(config):
 def pytest_runtest_setup(item):
     if item.get_closest_marker("cuda") and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
+    if item.get_closest_marker("slow") and "slow" not in item.config.option.markexpr:
+        pytest.skip("slow")
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])

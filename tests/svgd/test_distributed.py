@@ -2,9 +2,6 @@
 """Particles that several processes share, against all of them in one."""
 
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -179,14 +176,3 @@ def failures(request, tmp_path_factory):
 @pytest.mark.parametrize("failures", RANKS, indirect=True)
 def test_on_ranks(failures, check):
     assert_passed(failures, check)
-
-
-def test_example():
-    """It checks its own result."""
-    example = Path(__file__).parents[2] / "examples" / "svgd_distributed.py"
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [sys.executable, *launcher, example], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    assert "500 particles on 2 processes" in done.stdout
