@@ -11,8 +11,8 @@ import torch
 
 from fused_ops._support import accumulate_dtype
 from fused_ops.svgd.batches import Batches
-from fused_ops.svgd.function import check_number, check_update, svgd_phi
 from fused_ops.svgd.discrepancy import ksd
+from fused_ops.svgd.function import check_number, check_update, svgd_phi
 from fused_ops.svgd.layout import Layout, Particles
 
 
