@@ -57,6 +57,11 @@ def default_jobs() -> int:
     return max(1, min(len(os.sched_getaffinity(0)), int(gigabytes / GIGABYTES_PER_JOB)))
 
 
+def longest_first(source: str) -> tuple:
+    """Sorts sources by how long they take: those with CUDA kernels first, the loss's before all."""
+    return not source.endswith("_launch.cu"), "triplet" not in source, source
+
+
 def native_module(build: str) -> dict:
     """The arguments of setup() that build fused_ops/_C."""
     import pybind11
@@ -64,13 +69,21 @@ def native_module(build: str) -> dict:
     from torch.utils import cpp_extension
 
     class BuildExtension(cpp_extension.BuildExtension):
-        """Keeps the whole source name in the object's, so that x.cpp and x.cu may coexist."""
+        """Keeps the whole source name in the object's, so that x.cpp and x.cu may coexist, and
+        starts with what takes longest, so that at the end no processor waits for it."""
 
         def build_extensions(self):
             self.compiler.object_filenames = lambda sources, strip_dir=False, output_dir="": [
                 os.path.join(output_dir, f"{source}.o") for source in sources
             ]
             super().build_extensions()
+
+        def build_extension(self, ext):
+            compile = self.compiler.compile
+            self.compiler.compile = lambda sources, *rest, **options: compile(
+                sorted(sources, key=longest_first), *rest, **options
+            )
+            super().build_extension(ext)
 
     nvcc = find_nvcc() if build != "cpu" else None
     if build == "cuda" and nvcc is None:
