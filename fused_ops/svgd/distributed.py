@@ -168,9 +168,6 @@ class _Shards:
     def join(self, padded: list[torch.Tensor]) -> torch.Tensor:
         return torch.cat([shard[:n] for shard, n in zip(padded, self.counts, strict=True)])
 
-    def add_up(self, message: torch.Tensor) -> None:
-        dist.all_reduce(message, group=self.group)
-
 
 def _bandwidth(particles: torch.Tensor, rule: str, shards: _Shards) -> torch.Tensor:
     """Of all particles, in the dtype that kernels accumulate in."""
@@ -185,7 +182,7 @@ def _bandwidth(particles: torch.Tensor, rule: str, shards: _Shards) -> torch.Ten
     message = None
     for share_pass in range(first, last + 1):
         message = ops.share_pass(x, memory, message, number, share_pass, shards.rank, shards.size)
-        shards.add_up(message)
+        dist.all_reduce(message, group=shards.group)
     return ops.share_bandwidth(x, memory, message, number, shards.size)
 
 
@@ -193,8 +190,7 @@ def _update(
     particles, score, step_size, group, counts, bandwidth, kernel, repulsion, precision
 ) -> torch.Tensor:
     score = function.check_update(particles, score, bandwidth, kernel, repulsion, precision)
-    tensors = [x for x in (particles, score, bandwidth) if isinstance(x, torch.Tensor)]
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+    if function.needs_grad(particles, score, bandwidth):
         raise ValueError(
             "particles, score and bandwidth: expected tensors that require no grad, since other "
             "processes have part of the result; detach them, or call this under torch.no_grad()"

@@ -211,16 +211,22 @@ def update_rows(
 
 def reasons(particles, score=None, bandwidth=None) -> list[str]:
     """Why the kernels do not take a call; empty where they do."""
-    tensors = [x for x in (particles, score, bandwidth) if isinstance(x, torch.Tensor)]
     found = tensor_reasons(*(x for x in (particles, score) if x is not None))
     if isinstance(bandwidth, torch.Tensor):
         # By itself, for it may have another floating-point dtype: it is converted.
         found = found or tensor_reasons(bandwidth)
     if not found and particles.numel() == 0:
         found.append("no particles or no dimensions")
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+    if needs_grad(particles, score, bandwidth):
         found.append("an input requires grad")
     return found
+
+
+def needs_grad(*inputs) -> bool:
+    """Whether autograd would want the gradient of one of them, tensors or not."""
+    return torch.is_grad_enabled() and any(
+        isinstance(x, torch.Tensor) and x.requires_grad for x in inputs
+    )
 
 
 def _fallback(particles, score, step_size, bandwidth, kernel, repulsion) -> torch.Tensor:
@@ -237,11 +243,15 @@ def _accumulated(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(accumulate_dtype(tensor.dtype))
 
 
-def check_matrix(name: str, tensor: torch.Tensor) -> None:
+def check_floating(name: str, tensor: torch.Tensor) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
     if not tensor.is_floating_point():
         raise TypeError(f"{name}: expected a floating-point tensor, got {tensor.dtype}")
+
+
+def check_matrix(name: str, tensor: torch.Tensor) -> None:
+    check_floating(name, tensor)
     if tensor.dim() != 2:
         raise ValueError(f"{name}: expected shape (N, dim), got {tuple(tensor.shape)}")
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from fused_ops.svgd.function import check_floating
+
 Particles = torch.Tensor | dict[str, torch.Tensor]
 
 
@@ -18,7 +20,7 @@ class Layout:
         if not parts:
             raise ValueError("particles: expected a tensor or a dict of tensors, got an empty dict")
         for name, part in parts.items():
-            _check_floating(name, part)
+            check_floating(name, part)
             if part.dim() < 1 or (not self.is_dict and part.dim() != 2):
                 expected = "(N, ...)" if self.is_dict else "(N, dim)"
                 raise ValueError(f"{name}: expected shape {expected}, got {tuple(part.shape)}")
@@ -41,7 +43,7 @@ class Layout:
                 raise ValueError(f"{name}: expected a dict of {sorted(self.names)}, got {got}")
             parts = _named(name, {key: tensors[key] for key in self.names})
         for (name, part), shape in zip(parts.items(), self.shapes, strict=True):
-            _check_floating(name, part)
+            check_floating(name, part)
             if part.dtype != self.dtype:
                 raise TypeError(f"{name}: expected the particles' {self.dtype}, got {part.dtype}")
             if part.shape != shape:
@@ -64,10 +66,3 @@ class Layout:
 
 def _named(name: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{name}[{key!r}]": part for key, part in tensors.items()}
-
-
-def _check_floating(name: str, tensor: Any) -> None:
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
-    if not tensor.is_floating_point():
-        raise TypeError(f"{name}: expected a floating-point tensor, got {tensor.dtype}")
