@@ -12,6 +12,7 @@
 #ifdef FUSED_OPS_CUDA_VERSION
 #include <cuda_runtime_api.h>
 
+#include "svgd/svgd_batch_launch.h"
 #include "svgd/svgd_launch.h"
 #include "svgd/svgd_small_launch.h"
 #else
@@ -63,28 +64,33 @@ PYBIND11_MODULE(_C, module) {
   module.attr("SVGD_FORMS") = as_tuple(fused_ops::kSvgdForms);
   module.def(
       "svgd_forms",
-      [](int64_t count, int64_t dim, int dtype, int kernel, int precision, int multiprocessors,
-         int shared_memory, int capability) {
+      [](int64_t problems, int64_t count, int64_t dim, int dtype, int kernel, int precision,
+         int multiprocessors, int shared_memory, int capability) {
         using namespace fused_ops;
         const DeviceLimits limits{multiprocessors, shared_memory, capability};
         // 16-bit particles are cast to float32.
         const bool single = static_cast<ScalarType>(dtype) != ScalarType::float64;
         const ScalarType type = single ? ScalarType::float32 : ScalarType::float64;
         const SvgdParticles particles{type, count, dim, nullptr, dim};
+        py::dict result;
+        if (problems > 1 && svgd_batch_takes(particles, shared_memory)) {
+          result["median"] = result["update"] = "batch";
+          return result;
+        }
         const bool small = svgd_small_policy(particles, multiprocessors, shared_memory).bands > 0;
         const StreamPolicy stream =
             choose_stream_policy(count, count, dim, static_cast<SteinKernel>(kernel),
                                  static_cast<Precision>(precision), limits);
         const SvgdForm median = choose_median_form(svgd_policy(particles, count, 1, limits), small);
         const SvgdForm update = choose_update_form(count, single, stream, small);
-        py::dict result;
         result["median"] = kSvgdForms[static_cast<int>(median)];
         result["update"] = kSvgdForms[static_cast<int>(update)];
         return result;
       },
-      py::arg("count"), py::arg("dim"), py::arg("dtype"), py::arg("kernel"), py::arg("precision"),
-      py::arg("multiprocessors"), py::arg("shared_memory"), py::arg("capability"),
-      "Which CUDA kernels form a call on (count, dim) particles; names by their index.");
+      py::arg("problems"), py::arg("count"), py::arg("dim"), py::arg("dtype"), py::arg("kernel"),
+      py::arg("precision"), py::arg("multiprocessors"), py::arg("shared_memory"),
+      py::arg("capability"),
+      "Which CUDA kernels form a call on (problems, count, dim) particles; names by their index.");
 #endif
 
   module.attr("SVGD_SHARE_SLOTS") = static_cast<int>(fused_ops::kShareSlots);

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 
+#include "common/host_device.h"
 #include "common/scalar_type.h"
 
 namespace fused_ops {
@@ -66,5 +67,20 @@ struct SvgdUpdate {
   int64_t rows;
   void* result;  // (rows, dim) contiguous
 };
+
+// Of independent problems that lie one behind another, problem `index`; `first` is problem 0.
+FUSED_OPS_HOST_DEVICE inline SvgdUpdate nth_problem(const SvgdUpdate& first, int64_t index) {
+  const auto after = [index](const void* start, int64_t elements, int64_t size) -> const void* {
+    return start == nullptr ? nullptr : static_cast<const char*>(start) + index * elements * size;
+  };
+  const SvgdParticles& particles = first.particles;
+  const int64_t size = element_size(particles.type);
+  SvgdUpdate update = first;
+  update.particles.data = after(particles.data, particles.count * particles.stride, size);
+  update.score = after(first.score, particles.count * first.score_stride, size);
+  update.bandwidth = after(first.bandwidth, 1, accumulate_size(particles.type));
+  update.result = static_cast<char*>(first.result) + index * first.rows * particles.dim * size;
+  return update;
+}
 
 }  // namespace fused_ops

@@ -11,33 +11,57 @@ namespace fused_ops {
 namespace {
 
 const Tensor& checked_score(const Tensor& score, const Tensor& particles) {
-  STD_TORCH_CHECK(score.scalar_type() == particles.scalar_type() &&
-                      score.device() == particles.device() && score.dim() == 2 &&
-                      score.size(0) == particles.size(0) && score.size(1) == particles.size(1),
-                  "score: expected the shape, dtype and device of particles");
+  bool alike = score.scalar_type() == particles.scalar_type() &&
+               score.device() == particles.device() && score.dim() == particles.dim();
+  for (int64_t d = 0; alike && d < score.dim(); ++d) alike = score.size(d) == particles.size(d);
+  STD_TORCH_CHECK(alike, "score: expected the shape, dtype and device of particles");
   return score;
 }
 
-// How many rows from `first_row` on are wanted; by default all.
-int64_t checked_rows(int64_t first_row, std::optional<int64_t> rows, const Tensor& particles) {
-  const int64_t left = particles.size(0) - first_row;
+// The shape of the result: that of the particles with the rows that are wanted, by default all from
+// `first_row` on.
+std::vector<int64_t> result_shape(int64_t first_row, std::optional<int64_t> rows,
+                                  const Tensor& particles) {
+  std::vector<int64_t> shape(particles.dim());
+  for (int64_t d = 0; d < particles.dim(); ++d) shape[d] = particles.size(d);
+  int64_t& count = shape[shape.size() - 2];
+  const int64_t left = count - first_row;
   STD_TORCH_CHECK(
       first_row >= 0 && left > 0 && rows.value_or(left) > 0 && rows.value_or(left) <= left,
-      "first_row and rows: expected some of the ", particles.size(0), " particles");
-  return rows.value_or(left);
+      "first_row and rows: expected some of the ", count, " particles");
+  STD_TORCH_CHECK(particles.dim() == 2 || rows.value_or(left) == count,
+                  "first_row and rows: expected all of several problems");
+  count = rows.value_or(left);
+  return shape;
 }
 
 }  // namespace
 
 Rows svgd_rows(const Tensor& particles) {
+  STD_TORCH_CHECK((particles.dim() == 2 || particles.dim() == 3) && particles.numel() > 0,
+                  "particles: expected a non-empty (N, dim) or (problems, N, dim)");
+  return Rows(particles);
+}
+
+Rows svgd_matrix(const Tensor& particles) {
   STD_TORCH_CHECK(particles.dim() == 2 && particles.numel() > 0,
                   "particles: expected a non-empty matrix (N, dim)");
   return Rows(particles);
 }
 
+int64_t svgd_problems(const Tensor& particles) {
+  return particles.dim() == 3 ? particles.size(0) : 1;
+}
+
 SvgdParticles svgd_particles(const Rows& rows) {
-  return {kernel_scalar_type(rows.tensor, "particles"), rows.count, rows.dim,
-          rows.tensor.const_data_ptr(), rows.stride};
+  return {kernel_scalar_type(rows.tensor, "particles"), rows.count / svgd_problems(rows.tensor),
+          rows.dim, rows.tensor.const_data_ptr(), rows.stride};
+}
+
+Tensor new_bandwidth(const Tensor& particles) {
+  std::vector<int64_t> shape;
+  if (particles.dim() == 3) shape.push_back(particles.size(0));
+  return new_tensor(particles, shape, accumulate_dtype(kernel_scalar_type(particles, "particles")));
 }
 
 BandwidthRule bandwidth_rule(int64_t rule) {
@@ -51,7 +75,8 @@ SvgdArguments::SvgdArguments(const Tensor& x, const Tensor& s,
                              int64_t precision, int64_t first_row, std::optional<int64_t> rows)
     : particles(svgd_rows(x)),
       score(checked_score(s, x)),
-      result(new_tensor(x, {checked_rows(first_row, rows, x), x.size(1)}, x.scalar_type())) {
+      problems(svgd_problems(x)),
+      result(new_tensor(x, result_shape(first_row, rows, x), x.scalar_type())) {
   STD_TORCH_CHECK(kernel == 0 || kernel == 1, "kernel: expected 0 or 1, got ", kernel);
   STD_TORCH_CHECK(precision >= 0 && precision <= 2, "precision: expected 0 to 2, got ", precision);
   update = {svgd_particles(particles),
@@ -65,13 +90,14 @@ SvgdArguments::SvgdArguments(const Tensor& x, const Tensor& s,
             step_size.has_value(),
             step_size.value_or(0),
             first_row,
-            result.size(0),
+            result.size(result.dim() - 2),
             result.mutable_data_ptr()};
   if (bandwidth) {
-    STD_TORCH_CHECK(bandwidth->numel() == 1 && bandwidth->device() == x.device() &&
+    STD_TORCH_CHECK(bandwidth->numel() == problems && bandwidth->is_contiguous() &&
+                        bandwidth->device() == x.device() &&
                         bandwidth->scalar_type() == accumulate_dtype(update.particles.type),
-                    "bandwidth: expected one element of the accumulation type on the device of "
-                    "particles");
+                    "bandwidth: expected one element for each problem, of the accumulation type on "
+                    "the device of particles");
     update.bandwidth = bandwidth->const_data_ptr();
   }
 }

@@ -14,13 +14,20 @@ namespace fused_ops {
 constexpr auto kByte = torch::headeronly::ScalarType::Byte;
 constexpr auto kLong = torch::headeronly::ScalarType::Long;
 
-// Each raises where the arguments are not ones that the kernels take.
+// Each raises where the arguments are not ones that the kernels take. Particles (N, dim) are one
+// problem; (problems, N, dim) are independent ones, all rows in `Rows`, and `svgd_particles` are
+// those of the first.
 Rows svgd_rows(const Tensor& particles);
+Rows svgd_matrix(const Tensor& particles);  // of one problem only
+int64_t svgd_problems(const Tensor& particles);
 SvgdParticles svgd_particles(const Rows& rows);
 BandwidthRule bandwidth_rule(int64_t rule);
 
+// A tensor with an element for each problem, 0-dim for particles (N, dim).
+Tensor new_bandwidth(const Tensor& particles);
+
 // The arguments of svgd_update, and its result allocated. The members keep alive what `update`
-// points to. `update.bandwidth` is the tensor's where one was given.
+// points to, the first of the problems. `update.bandwidth` is the tensor's where one was given.
 struct SvgdArguments {
   SvgdArguments(const Tensor& particles, const Tensor& score,
                 const std::optional<Tensor>& bandwidth, double bandwidth_number, int64_t kernel,
@@ -28,6 +35,7 @@ struct SvgdArguments {
                 int64_t first_row, std::optional<int64_t> rows);
 
   Rows particles, score;
+  int64_t problems;
   Tensor result;
   SvgdUpdate update;
 };

@@ -11,13 +11,25 @@
 namespace fused_ops {
 namespace {
 
+// Calls `function` with each problem's index, several at a time where there are several.
+template <typename Function>
+void for_each_problem(int64_t problems, const Function& function) {
+  if (problems == 1) return function(0);
+  torch::stable::parallel_for(0, problems, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t problem = begin; problem < end; ++problem) function(problem);
+  });
+}
+
 Tensor svgd_bandwidth(Tensor particles, int64_t rule, int64_t /*form*/) {
   const Rows rows = svgd_rows(particles);
-  const SvgdParticles matrix = svgd_particles(rows);
-  Tensor result = new_tensor(particles, {}, accumulate_dtype(matrix.type));
-  with_svgd(matrix, true, [&](auto& svgd, auto zero) {
-    using T = decltype(zero);
-    *static_cast<T*>(result.mutable_data_ptr()) = svgd.bandwidth(bandwidth_rule(rule));
+  Tensor result = new_bandwidth(particles);
+  SvgdUpdate first{};
+  first.particles = svgd_particles(rows);
+  for_each_problem(svgd_problems(particles), [&](int64_t problem) {
+    with_svgd(nth_problem(first, problem).particles, true, [&](auto& svgd, auto zero) {
+      auto* bandwidths = static_cast<decltype(zero)*>(result.mutable_data_ptr());
+      bandwidths[problem] = svgd.bandwidth(bandwidth_rule(rule));
+    });
   });
   return result;
 }
@@ -28,19 +40,21 @@ Tensor svgd_update(Tensor particles, Tensor score, std::optional<Tensor> bandwid
                    int64_t first_row, std::optional<int64_t> wanted_rows) {
   const SvgdArguments arguments(particles, score, bandwidth, bandwidth_number, kernel, repulsion,
                                 step_size, precision, first_row, wanted_rows);
-  const SvgdUpdate& update = arguments.update;
-  with_svgd(update.particles, update.rows == update.particles.count, [&](auto& svgd, auto zero) {
-    using T = decltype(zero);
-    const T number = update.bandwidth != nullptr ? *static_cast<const T*>(update.bandwidth)
-                     : rule >= 0                 ? svgd.bandwidth(bandwidth_rule(rule))
-                                                 : static_cast<T>(update.bandwidth_number);
-    svgd.update(update, number);
+  for_each_problem(arguments.problems, [&](int64_t problem) {
+    const SvgdUpdate update = nth_problem(arguments.update, problem);
+    with_svgd(update.particles, update.rows == update.particles.count, [&](auto& svgd, auto zero) {
+      using T = decltype(zero);
+      const T number = update.bandwidth != nullptr ? *static_cast<const T*>(update.bandwidth)
+                       : rule >= 0                 ? svgd.bandwidth(bandwidth_rule(rule))
+                                                   : static_cast<T>(update.bandwidth_number);
+      svgd.update(update, number);
+    });
   });
   return arguments.result;
 }
 
 Tensor svgd_distances(Tensor particles) {
-  const Rows rows = svgd_rows(particles);
+  const Rows rows = svgd_matrix(particles);
   const SvgdParticles matrix = svgd_particles(rows);
   Tensor result =
       new_tensor(particles, {matrix.count, matrix.count}, accumulate_dtype(matrix.type));

@@ -7,6 +7,7 @@
 
 #include "common/cuda_launch.h"
 #include "svgd/svgd_arguments.h"
+#include "svgd/svgd_batch_launch.h"
 #include "svgd/svgd_bracket_launch.h"
 #include "svgd/svgd_cast.h"
 #include "svgd/svgd_forced.h"
@@ -59,26 +60,30 @@ struct SvgdLaunches {
   Tensor bandwidth(BandwidthRule rule) {
     Tensor result = new_tensor(tensor, {}, accumulate_dtype(particles.type));
     if (particles.count == 1) return torch::stable::fill_(result, 1);
+    bandwidth(rule, result.mutable_data_ptr());
+    return result;
+  }
+
+  // Of two particles or more, into an element of the accumulation type.
+  void bandwidth(BandwidthRule rule, void* result) {
     const SvgdForm form =
         forced == SvgdForm::automatic ? choose_median_form(policy, small.bands > 0) : forced;
     if (form == SvgdForm::small) {
       const Tensor memory = scratch(svgd_small_bytes(particles, small));
       check_cuda(launch_svgd_small_bandwidth(particles, rule, small, memory.mutable_data_ptr(),
-                                             result.mutable_data_ptr(), context.stream));
+                                             result, context.stream));
     } else if (form == SvgdForm::tiles) {
       if (policy.store_distances) distances = scratch(svgd_distances_bytes(particles));
       const Tensor median = scratch(svgd_median_bytes(policy));
       check_cuda(launch_svgd_bandwidth(particles, rule, policy, data_or_null(distances),
-                                       median.mutable_data_ptr(), result.mutable_data_ptr(),
-                                       context.stream));
+                                       median.mutable_data_ptr(), result, context.stream));
     } else {
       if (policy.bracket.tensor_cores) make_split(true);
       const Tensor memory = scratch(svgd_bracket_bytes(particles, policy, limits));
-      check_cuda(
-          launch_svgd_bracket(particles, split, rule, policy, limits, memory.mutable_data_ptr(),
-                              static_cast<float*>(result.mutable_data_ptr()), context.stream));
+      check_cuda(launch_svgd_bracket(particles, split, rule, policy, limits,
+                                     memory.mutable_data_ptr(), static_cast<float*>(result),
+                                     context.stream));
     }
-    return result;
   }
 
   // With a `rule` the bandwidth is its, else the update's.
@@ -173,9 +178,74 @@ struct SvgdLaunches {
   SplitParticles split{};
 };
 
+// Several small problems in one launch.
+struct SvgdBatch {
+  SvgdBatch(const Tensor& like, int64_t problems, const SvgdUpdate& first)
+      : problems(problems), tensor(like), context(like), first(first) {}
+
+  // Whether they are several, and small. `form` may ask for the kernels of single ones.
+  bool takes(int64_t form) const {
+    SvgdParticles wide = first.particles;
+    if (element_size(wide.type) == 2) wide.type = ScalarType::float32;
+    return problems > 1 && svgd_form(form) == SvgdForm::automatic &&
+           svgd_batch_takes(wide, context.limits().shared_memory);
+  }
+
+  void launch(const std::optional<BandwidthRule>& rule, void* bandwidths) {
+    const SvgdParticles& particles = first.particles;
+    const ScalarType type = particles.type;
+    const int64_t rows = problems * particles.count;
+    const auto widened = [&](const void* matrix, int64_t stride) {
+      return WideMatrix(tensor, type, matrix, rows, particles.dim, stride, context.stream);
+    };
+    const WideMatrix x = widened(particles.data, particles.stride);
+    std::optional<WideMatrix> score;
+    SvgdUpdate update = first;
+    update.particles = {x.type, particles.count, particles.dim, x.data, x.stride};
+    std::optional<Tensor> wide_result;
+    if (first.result != nullptr) {
+      score.emplace(widened(first.score, first.score_stride));
+      update.score = score->data;
+      update.score_stride = score->stride;
+      if (x.copy) {
+        wide_result = new_tensor(tensor, {rows, particles.dim}, accumulate_dtype(type));
+        update.result = wide_result->mutable_data_ptr();
+      }
+    }
+    check_cuda(
+        launch_svgd_batch(update, problems, rule ? &*rule : nullptr, bandwidths, context.stream));
+    if (wide_result) {
+      check_cuda(launch_svgd_narrow(type, static_cast<const float*>(update.result),
+                                    rows * particles.dim, first.result, context.stream));
+    }
+  }
+
+  int64_t problems;
+
+ private:
+  Tensor tensor;
+  CudaContext context;
+  SvgdUpdate first;
+};
+
 Tensor svgd_bandwidth(Tensor particles, int64_t rule, int64_t form) {
   const Rows rows = svgd_rows(particles);
-  return SvgdLaunches(particles, svgd_particles(rows), form).bandwidth(bandwidth_rule(rule));
+  Tensor result = new_bandwidth(particles);
+  SvgdUpdate first{};
+  first.particles = svgd_particles(rows);
+  if (first.particles.count == 1) return torch::stable::fill_(result, 1);
+  SvgdBatch batch(particles, svgd_problems(particles), first);
+  if (batch.takes(form)) {
+    batch.launch(bandwidth_rule(rule), result.mutable_data_ptr());
+    return result;
+  }
+  const int64_t size = accumulate_size(first.particles.type);
+  auto* bandwidths = static_cast<char*>(result.mutable_data_ptr());
+  for (int64_t problem = 0; problem < batch.problems; ++problem) {
+    SvgdLaunches(particles, nth_problem(first, problem).particles, form)
+        .bandwidth(bandwidth_rule(rule), bandwidths + problem * size);
+  }
+  return result;
 }
 
 Tensor svgd_update(Tensor particles, Tensor score, std::optional<Tensor> bandwidth, int64_t rule,
@@ -186,13 +256,21 @@ Tensor svgd_update(Tensor particles, Tensor score, std::optional<Tensor> bandwid
                           step_size, precision, first_row, rows);
   std::optional<BandwidthRule> wanted;
   if (!bandwidth && rule >= 0) wanted = bandwidth_rule(rule);
-  SvgdLaunches(particles, arguments.update.particles, form).update(arguments.update, wanted);
+  SvgdBatch batch(particles, arguments.problems, arguments.update);
+  if (batch.takes(form)) {
+    batch.launch(wanted, nullptr);
+    return arguments.result;
+  }
+  for (int64_t problem = 0; problem < arguments.problems; ++problem) {
+    const SvgdUpdate update = nth_problem(arguments.update, problem);
+    SvgdLaunches(particles, update.particles, form).update(update, wanted);
+  }
   return arguments.result;
 }
 
 Tensor svgd_distances(Tensor particles) {
   const CudaContext context(particles);
-  const Rows rows = svgd_rows(particles);
+  const Rows rows = svgd_matrix(particles);
   SvgdParticles matrix = svgd_particles(rows);
   Tensor result =
       new_tensor(particles, {matrix.count, matrix.count}, accumulate_dtype(matrix.type));

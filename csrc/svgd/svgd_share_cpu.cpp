@@ -51,7 +51,7 @@ void send_digit(SvgdOnCpu<T>& svgd, const SvgdSearch<T>& search, int digit, cons
 
 std::tuple<Tensor, int64_t, int64_t> svgd_share_memory(Tensor particles, int64_t /*shares*/,
                                                        int64_t /*form*/) {
-  const Rows rows = svgd_rows(particles);
+  const Rows rows = svgd_matrix(particles);
   const bool wide = svgd_particles(rows).type == ScalarType::float64;
   const SharePasses passes = wide ? share_passes<double>() : share_passes<float>();
   constexpr int64_t bytes = sizeof(SvgdSearch<double>);
@@ -61,7 +61,7 @@ std::tuple<Tensor, int64_t, int64_t> svgd_share_memory(Tensor particles, int64_t
 Tensor svgd_share_pass(Tensor particles, Tensor memory, std::optional<Tensor> received,
                        int64_t rule, int64_t pass, int64_t share, int64_t shares,
                        int64_t /*form*/) {
-  const Rows rows = svgd_rows(particles);
+  const Rows rows = svgd_matrix(particles);
   const SvgdParticles matrix = svgd_particles(rows);
   const ShareArguments arguments(memory, received, share, shares);
   Tensor message = torch::stable::fill_(new_tensor(particles, {share_words(shares)}, kLong), 0);

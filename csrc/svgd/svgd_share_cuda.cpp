@@ -28,7 +28,7 @@ ShareCall share_call(const CudaContext& context, const SvgdParticles& particles,
 std::tuple<Tensor, int64_t, int64_t> svgd_share_memory(Tensor particles, int64_t shares,
                                                        int64_t form) {
   const CudaContext context(particles);
-  const Rows rows = svgd_rows(particles);
+  const Rows rows = svgd_matrix(particles);
   const ShareCall call = share_call(context, svgd_particles(rows), {0, static_cast<int>(shares)},
                                     BandwidthRule::median, form);
   const SharePasses passes = svgd_share_passes(call.particles, call.policy);
@@ -38,7 +38,7 @@ std::tuple<Tensor, int64_t, int64_t> svgd_share_memory(Tensor particles, int64_t
 Tensor svgd_share_pass(Tensor particles, Tensor memory, std::optional<Tensor> received,
                        int64_t rule, int64_t pass, int64_t share, int64_t shares, int64_t form) {
   const CudaContext context(particles);
-  const Rows rows = svgd_rows(particles);
+  const Rows rows = svgd_matrix(particles);
   const ShareArguments arguments(memory, received, share, shares);
   ShareCall call =
       share_call(context, svgd_particles(rows), arguments.share, bandwidth_rule(rule), form);
@@ -53,7 +53,7 @@ Tensor svgd_share_pass(Tensor particles, Tensor memory, std::optional<Tensor> re
 Tensor svgd_share_bandwidth(Tensor particles, Tensor memory, Tensor received, int64_t rule,
                             int64_t shares, int64_t form) {
   const CudaContext context(particles);
-  const Rows rows = svgd_rows(particles);
+  const Rows rows = svgd_matrix(particles);
   const ShareArguments arguments(memory, received, 0, shares);
   ShareCall call =
       share_call(context, svgd_particles(rows), arguments.share, bandwidth_rule(rule), form);

@@ -9,6 +9,7 @@ from torch.nn.functional import pad
 
 from fused_ops._support import Dispatch, accumulate_dtype, explain, explains
 from fused_ops.svgd.function import (
+    check_matrix,
     check_update,
     median_bandwidth,
     svgd_phi,
@@ -69,6 +70,7 @@ def ksd(
     2016, https://arxiv.org/abs/1602.03253; Chwialkowski, Strathmann & Gretton, "A Kernel Test of
     Goodness of Fit", ICML 2016, https://arxiv.org/abs/1602.02964
     """
+    check_matrix("particles", particles)
     score = check_update(particles, score, bandwidth, kernel, 1.0, "highest")
     if statistic not in STATISTICS:
         raise ValueError(f"statistic: expected one of {', '.join(STATISTICS)}, got {statistic!r}")

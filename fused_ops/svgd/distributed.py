@@ -189,6 +189,7 @@ def _bandwidth(particles: torch.Tensor, rule: str, shards: _Shards) -> torch.Ten
 def _update(
     particles, score, step_size, group, counts, bandwidth, kernel, repulsion, precision
 ) -> torch.Tensor:
+    function.check_matrix("particles", particles)
     score = function.check_update(particles, score, bandwidth, kernel, repulsion, precision)
     if function.needs_grad(particles, score, bandwidth):
         raise ValueError(

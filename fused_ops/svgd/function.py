@@ -44,25 +44,29 @@ def median_bandwidth(particles: torch.Tensor, rule: str = "median") -> torch.Ten
     that is zero too, or N is 1, h is 1. A NaN distance gives NaN.
 
     Args:
-        particles: (N, dim), floating point.
+        particles: (..., N, dim), floating point; leading dimensions are independent problems.
         rule: "median", "paper" or "reference". Default: "median"
 
     Returns:
-        A 0-dim tensor on the particles' device: float64 for float64, else float32.
+        A tensor (...), 0-dim for particles (N, dim), on the particles' device: float64 for
+        float64, else float32.
 
     Raises:
         TypeError: ``particles`` is not a floating-point tensor.
-        ValueError: ``particles`` is not a matrix, or the rule is unknown.
+        ValueError: ``particles`` has fewer than two dimensions, or the rule is unknown.
         FallbackError: the kernels do not take the call and ``set_fallback("error")`` is in force.
 
     Source: https://arxiv.org/abs/1608.04471
     """
-    check_matrix("particles", particles)
+    _check_matrices("particles", particles)
     check_rule(rule)
     if why := reasons(particles):
         check_fallback("median_bandwidth", why)
-        return reference.bandwidth(_accumulated(particles), rule)
-    return ops.bandwidth(particles, RULES.index(rule))
+        return _for_each_problem(
+            lambda problem: reference.bandwidth(_accumulated(problem), rule), particles
+        )
+    bandwidths = ops.bandwidth(_as_problems(particles), RULES.index(rule))
+    return bandwidths.view(particles.shape[:-2])
 
 
 def svgd_phi(
@@ -82,7 +86,9 @@ def svgd_phi(
 
     with :math:`K_{ij} = \exp(-|x_i - x_j|^2 / 2h)` ("rbf") or
     :math:`(1 + |x_i - x_j|^2 / 2h)^{-1/2}` ("imq"). No (N, N, dim) tensor is formed and, above a
-    few thousand particles, no (N, N) tensor either.
+    few thousand particles, no (N, N) tensor either. Leading dimensions are independent problems,
+    which on CUDA take one launch if they are small: up to 256 particles that fit into a block's
+    shared memory.
 
     With the default ``repulsion=1.0`` particles push each other apart, as in the paper.
     ``repulsion=-1.0`` flips that term and so gives the values of the KernelBench-style entry
@@ -94,11 +100,12 @@ def svgd_phi(
     ``torch.optim.Adam([particles])`` runs fused.
 
     Args:
-        particles: (N, dim), floating point. float16 and bfloat16 are accumulated in float32.
-        score: the gradient of the log density at each particle, (N, dim) in the particles' dtype,
+        particles: (..., N, dim), floating point. float16 and bfloat16 are accumulated in float32.
+        score: the gradient of the log density at each particle, in the particles' shape and dtype,
             or a function that is called once with the detached particles and returns it.
-        bandwidth: h: the name of a rule (see `median_bandwidth`), a positive number, or a 0-dim
-            tensor on the particles' device, which is not read on the host. Default: "median"
+        bandwidth: h: the name of a rule (see `median_bandwidth`), a positive number, or a tensor on
+            the particles' device, 0-dim or of the leading dimensions' shape, which is not read on
+            the host. Default: "median"
         kernel: "rbf" or "imq". Default: "rbf"
         repulsion: factor of the repulsive term. Default: 1.0
         precision: how float32 sums over the particles are formed on CUDA, in the terms of
@@ -110,12 +117,13 @@ def svgd_phi(
             particles, at an error up to 1e-3. The median is exact in all of them. Default: "high"
 
     Returns:
-        (N, dim) in the particles' dtype.
+        (..., N, dim) in the particles' dtype.
 
     Raises:
         TypeError: a tensor is not floating point, or particles and score differ in dtype.
-        ValueError: particles and score differ in shape or device, or are no matrices; a bandwidth
-            that is no positive number or no known rule; an unknown kernel or precision.
+        ValueError: particles and score differ in shape or device, or have fewer than two
+            dimensions; a bandwidth that is no positive number, no known rule or of another shape;
+            an unknown kernel or precision.
         FallbackError: the kernels do not take the call and ``set_fallback("error")`` is in force.
 
     Source: Liu & Wang, "Stein Variational Gradient Descent", NeurIPS 2016,
@@ -140,7 +148,7 @@ def svgd_step(
     source.
 
     Args:
-        particles: (N, dim), floating point.
+        particles: (..., N, dim), floating point.
         score: as in `svgd_phi`.
         step_size: a number.
         bandwidth: as in `svgd_phi`. Default: "median"
@@ -149,7 +157,7 @@ def svgd_step(
         precision: as in `svgd_phi`. Default: "high"
 
     Returns:
-        The new particles, (N, dim) in the dtype of the old.
+        The new particles, (..., N, dim) in the dtype of the old.
 
     Raises:
         TypeError: ``step_size`` is not a number, or as `svgd_phi`.
@@ -174,7 +182,7 @@ def _update(
 
 def check_update(particles, score, bandwidth, kernel, repulsion, precision) -> torch.Tensor:
     """Checks the arguments of an update, and returns the score."""
-    check_matrix("particles", particles)
+    _check_matrices("particles", particles)
     if callable(score) and not isinstance(score, torch.Tensor):
         score = score(particles.detach())
     _check_like_particles("score", score, particles)
@@ -200,13 +208,15 @@ def update_rows(
     if isinstance(bandwidth, str):
         rule = RULES.index(bandwidth)
     elif isinstance(bandwidth, torch.Tensor):
-        tensor = bandwidth.to(accumulate_dtype(particles.dtype))
+        tensor = bandwidth.to(accumulate_dtype(particles.dtype)).expand(particles.shape[:-2])
+        tensor = tensor.contiguous()
     else:
         number = float(bandwidth)
-    return ops.update(
-        particles, score, tensor, rule, number, KERNELS.index(kernel), float(repulsion), step_size,
-        PRECISIONS.index(precision), -1, first_row, rows,
+    result = ops.update(
+        _as_problems(particles), _as_problems(score), tensor, rule, number, KERNELS.index(kernel),
+        float(repulsion), step_size, PRECISIONS.index(precision), -1, first_row, rows,
     )  # fmt: skip
+    return result if particles.dim() < 4 else result.view(particles.shape)
 
 
 def reasons(particles, score=None, bandwidth=None) -> list[str]:
@@ -232,11 +242,33 @@ def needs_grad(*inputs) -> bool:
 def _fallback(particles, score, step_size, bandwidth, kernel, repulsion) -> torch.Tensor:
     if particles.numel() == 0:
         return particles.clone()
-    x, s = _accumulated(particles), _accumulated(score)
-    h = reference.bandwidth(x, bandwidth) if isinstance(bandwidth, str) else bandwidth
-    phi = reference.phi(x, s, h, kernel, repulsion)
-    result = phi if step_size is None else x + step_size * phi
-    return result.to(particles.dtype)
+
+    def update(particles, score, bandwidth=bandwidth):
+        x, s = _accumulated(particles), _accumulated(score)
+        h = reference.bandwidth(x, bandwidth) if isinstance(bandwidth, str) else bandwidth
+        phi = reference.phi(x, s, h, kernel, repulsion)
+        result = phi if step_size is None else x + step_size * phi
+        return result.to(particles.dtype)
+
+    if isinstance(bandwidth, torch.Tensor):
+        bandwidths = bandwidth.expand(particles.shape[:-2])
+        return _for_each_problem(update, particles, score, bandwidths)
+    return _for_each_problem(update, particles, score)
+
+
+def _as_problems(tensor: torch.Tensor) -> torch.Tensor:
+    """(..., N, dim) as the ops take it: (N, dim) or (problems, N, dim)."""
+    return tensor if tensor.dim() < 4 else tensor.reshape(-1, *tensor.shape[-2:])
+
+
+def _for_each_problem(function, particles, *more) -> torch.Tensor:
+    """What a function of one problem makes of all, with their leading dimensions."""
+    problems = particles.shape[:-2]
+    if not problems:
+        return function(particles, *more)
+    flat = [x.reshape(-1, *x.shape[len(problems) :]) for x in (particles, *more)]
+    results = torch.stack([function(*problem) for problem in zip(*flat, strict=True)])
+    return results.view(*problems, *results.shape[1:])
 
 
 def _accumulated(tensor: torch.Tensor) -> torch.Tensor:
@@ -256,8 +288,14 @@ def check_matrix(name: str, tensor: torch.Tensor) -> None:
         raise ValueError(f"{name}: expected shape (N, dim), got {tuple(tensor.shape)}")
 
 
+def _check_matrices(name: str, tensor: torch.Tensor) -> None:
+    check_floating(name, tensor)
+    if tensor.dim() < 2:
+        raise ValueError(f"{name}: expected shape (..., N, dim), got {tuple(tensor.shape)}")
+
+
 def _check_like_particles(name: str, tensor: torch.Tensor, particles: torch.Tensor) -> None:
-    check_matrix(name, tensor)
+    _check_matrices(name, tensor)
     if tensor.dtype != particles.dtype:
         raise TypeError(f"{name}: expected the particles' {particles.dtype}, got {tensor.dtype}")
     if tensor.shape != particles.shape:
@@ -276,9 +314,11 @@ def check_rule(rule: str) -> None:
 
 def _check_bandwidth(bandwidth: str | float | torch.Tensor, particles: torch.Tensor) -> None:
     if isinstance(bandwidth, torch.Tensor):
-        if bandwidth.dim() != 0 or bandwidth.device != particles.device:
+        problems = particles.shape[:-2]
+        if bandwidth.shape not in ((), problems) or bandwidth.device != particles.device:
+            wanted = f" or one of shape {tuple(problems)}" if problems else ""
             raise ValueError(
-                f"bandwidth: expected a 0-dim tensor on {particles.device}, got shape "
+                f"bandwidth: expected a 0-dim tensor{wanted} on {particles.device}, got shape "
                 f"{tuple(bandwidth.shape)} on {bandwidth.device}"
             )
         if not bandwidth.is_floating_point():
@@ -300,7 +340,7 @@ def check_number(name: str, value: float) -> None:
 def _dispatch(
     op: str, particles, score=None, bandwidth=None, kernel="rbf", precision="high"
 ) -> Dispatch:
-    check_matrix("particles", particles)
+    _check_matrices("particles", particles)
     # A score that is a function is not called: what it returns must be like the particles.
     score = score if isinstance(score, torch.Tensor) else None
     if why := reasons(particles, score, bandwidth):
@@ -308,8 +348,11 @@ def _dispatch(
     details = {"device": particles.device.type, "dtype": name_of(particles.dtype)}
     if particles.device.type == "cuda":
         device = torch.cuda.get_device_properties(particles.device)
+        *problems, count, dim = particles.shape
         forms = native.svgd_forms(
-            *particles.shape,
+            problems=math.prod(problems),
+            count=count,
+            dim=dim,
             dtype=native.DTYPES.index(details["dtype"]),
             kernel=KERNELS.index(kernel),
             precision=PRECISIONS.index(precision),

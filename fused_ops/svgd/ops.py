@@ -18,12 +18,12 @@ if native is not None:
         particles, score, bandwidth, rule, bandwidth_number, kernel, repulsion, step_size,
         precision=1, form=-1, first_row=0, rows=None,
     ):  # fmt: skip
-        count, dim = particles.shape
-        return particles.new_empty((count - first_row if rows is None else rows, dim))
+        *problems, count, dim = particles.shape
+        return particles.new_empty((*problems, count - first_row if rows is None else rows, dim))
 
     @torch.library.register_fake("fused_ops::svgd_bandwidth")
     def _(particles, rule, form=-1):
-        return particles.new_empty((), dtype=accumulate_dtype(particles.dtype))
+        return particles.new_empty(particles.shape[:-2], dtype=accumulate_dtype(particles.dtype))
 
     @torch.library.register_fake("fused_ops::svgd_distances")
     def _(particles):

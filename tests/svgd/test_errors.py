@@ -21,8 +21,7 @@ def ones(*shape, **options):
 GOOD = ones(4, 3)
 BAD_BANDWIDTHS = (0, 0.0, -1, -math.inf, math.nan, math.inf, None, [1.0], numpy.ones(1), 1j)
 BAD_CALLS = {
-    "vector": ({"particles": ones(3)}, ValueError, r"particles: .*\(N, dim\), got \(3,\)"),
-    "cube": ({"particles": ones(2, 3, 4)}, ValueError, r"particles: .*, got \(2, 3, 4\)"),
+    "vector": ({"particles": ones(3)}, ValueError, r"particles: .*, N, dim\), got \(3,\)"),
     "number": ({"particles": ones()}, ValueError, r"particles: .*, got \(\)"),
     "integers": ({"particles": GOOD.int()}, TypeError, "floating-point.* got torch.int32"),
     "complex": ({"particles": GOOD + 1j}, TypeError, "floating-point.* got torch.complex64"),
@@ -108,7 +107,11 @@ def test_tensors_on_two_devices():
 BAD_OP_CALLS = {
     "no rows": ({"particles": ones(0, 3), "score": ones(0, 3)}, "particles: .* non-empty"),
     "no dim": ({"particles": ones(4, 0), "score": ones(4, 0)}, "particles: .* non-empty"),
-    "vector": ({"particles": ones(3), "score": ones(3)}, "particles: .* matrix"),
+    "vector": ({"particles": ones(3), "score": ones(3)}, "particles: expected a non-empty"),
+    "four": (
+        {"particles": ones(1, 1, 4, 3), "score": ones(1, 1, 4, 3)},
+        "particles: expected a non-empty",
+    ),
     "integers": ({"particles": GOOD.int(), "score": GOOD.int()}, "float16"),
     "score rows": ({"score": ones(3, 3)}, "score: expected the shape"),
     "score dim": ({"score": ones(4, 2)}, "score: expected the shape"),
@@ -141,6 +144,18 @@ def test_ops_refuse_bad_arguments(device, name):
             bandwidth_op(arguments["particles"], 0)
         with pytest.raises(RuntimeError, match=text):
             distances_op(arguments["particles"])
+
+
+def test_several_problems_are_refused(device):
+    """Where a call takes one."""
+    particles = ones(2, 4, 3, device=device)
+    with pytest.raises(RuntimeError, match="particles: expected a non-empty matrix"):
+        distances_op(particles)
+    arguments = op_arguments(device, particles=particles, score=particles, rows=2)
+    with pytest.raises(RuntimeError, match="expected all of several problems"):
+        update_op(**arguments)
+    with pytest.raises(ValueError, match=r"score: .* \(2, 4, 3\), got \(4, 3\)"):
+        svgd_phi(particles, particles[0])
 
 
 def test_bandwidth_op_refuses_other_rules(device):

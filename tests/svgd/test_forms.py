@@ -30,8 +30,9 @@ RTX_5090 = {"multiprocessors": 170, "shared_memory": 101_376, "capability": 120}
 T4 = {"multiprocessors": 40, "shared_memory": 65_536, "capability": 75}
 
 
-def forms(count, dim, device, dtype="float32", kernel="rbf", precision="high"):
+def forms(count, dim, device, dtype="float32", kernel="rbf", precision="high", problems=1):
     chosen = _C.svgd_forms(
+        problems=problems,
         count=count,
         dim=dim,
         dtype=_C.DTYPES.index(dtype),
@@ -84,6 +85,15 @@ class TestChoice:
     @pytest.mark.parametrize("dim", [1, 15, 257])
     def test_dimensions_that_tensor_cores_do_not_take(self, dim):
         assert forms(2049, dim, H200) == ("direct", "direct")
+
+    def test_several_problems(self):
+        for dtype in ("float16", "float32", "float64"):
+            assert forms(64, 32, T4, dtype, problems=1000) == ("batch", "batch")
+            assert forms(64, 32, T4, dtype) != ("batch", "batch")
+        assert forms(256, 32, H200, problems=2) == ("batch", "batch")
+        assert forms(256, 32, T4, problems=2) == ("small", "small")
+        assert forms(257, 2, H200, problems=2) == ("small", "small")
+        assert forms(64, 5000, H200, problems=2) == ("tiles", "tiles")
 
     def test_lists_that_would_be_too_long(self):
         """Then the median takes passes over all pairs, in little memory."""
