@@ -74,7 +74,8 @@ PYBIND11_MODULE(_C, module) {
         const SvgdParticles particles{type, count, dim, nullptr, dim};
         py::dict result;
         if (problems > 1 && svgd_batch_takes(particles, shared_memory)) {
-          result["median"] = result["update"] = "batch";
+          result["median"] = "batch";
+          result["update"] = "batch";
           return result;
         }
         const bool small = svgd_small_policy(particles, multiprocessors, shared_memory).bands > 0;
