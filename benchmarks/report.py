@@ -133,6 +133,7 @@ def write_benchmarks(devices: dict) -> None:
         "`eager` forms all differences, `matrix` is the fastest form in PyTorch, products around",
         "the mean, and `matrix_compile` that compiled; `seed` is torch.cdist, torch.median and a",
         "kernel with a block to a particle; `highest` and `medium` are `fused` in that precision.",
+        "`problems=` are independent problems in one call, and `loop` is a fused call for each.",
     ]
     for device, cases in devices.items():
         versions = next(iter(cases.values()))["fused"]

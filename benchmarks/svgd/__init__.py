@@ -1,6 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Benchmark of SVGD against eager PyTorch and torch.compile."""
 
-from benchmarks.svgd.cases import cases
+from collections.abc import Iterator
 
-__all__ = ["cases"]
+from benchmarks.case import Case
+from benchmarks.svgd import batch
+from benchmarks.svgd import cases as single
+
+
+def cases(device: str, bandwidth: float) -> Iterator[Case]:
+    yield from single.cases(device, bandwidth)
+    yield from batch.cases(device, bandwidth)

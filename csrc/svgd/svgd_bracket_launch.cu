@@ -36,20 +36,6 @@ cudaError_t launch_padded_count(const BracketTask& task, int splits, cudaStream_
   return cudaGetLastError();
 }
 
-// The radix passes, which return at once unless the bracket missed.
-cudaError_t launch_radix(const BracketMemory& memory, const SvgdPolicy& policy,
-                         cudaStream_t stream) {
-  const MedianTask& task = memory.radix;
-  cudaError_t error = cudaMemsetAsync(task.scratch, 0, sizeof(MedianScratch), stream);
-  for (int digit = 0; error == cudaSuccess && digit < kSampleDigits; ++digit) {
-    error = launch_svgd_digit(task, policy, digit, stream);
-  }
-  if (error == cudaSuccess && mean_of_two(task.ranks)) {
-    error = launch_svgd_next_above(task, policy, stream);
-  }
-  return error;
-}
-
 cudaError_t launch_all(BracketMemory& memory, const SvgdPolicy& policy, const DeviceLimits& limits,
                        cudaStream_t stream) {
   BracketTask& task = memory.task;
@@ -60,7 +46,9 @@ cudaError_t launch_all(BracketMemory& memory, const SvgdPolicy& policy, const De
   // A few keys to a thread.
   error =
       launch_cooperative(svgd_select, task, cooperative_blocks(task.capacity / 4, limits), stream);
-  return error == cudaSuccess ? launch_radix(memory, policy, stream) : error;
+  if (error != cudaSuccess) return error;
+  // These passes return at once unless the bracket missed.
+  return launch_svgd_median(memory.radix, policy, stream);
 }
 
 }  // namespace
@@ -86,15 +74,8 @@ BracketMemory make_bracket(const SvgdParticles& particles, BandwidthRule rule,
   task.list = parts.take<unsigned>(bracket.capacity);
   if (bracket.tensor_cores) task.pairs = parts.take<int2>(bracket.capacity);
   task.partial_sums = parts.take<double>(task.direct_blocks);
-  MedianTask& radix = memory.radix;
-  radix.particles = particles;
-  radix.scratch = parts.take<MedianScratch>(1);
-  radix.partial_sums = parts.take<double>(policy.first_count.blocks);
-  radix.first_blocks = policy.first_count.blocks;
-  radix.rule = rule;
-  radix.ranks = task.ranks;
-  radix.rank = task.ranks.lower;
-  radix.wanted = &task.state->missed;
+  memory.radix = make_median_task(particles, rule, policy, parts);
+  memory.radix.wanted = &task.state->missed;
   const double count = static_cast<double>(particles.count);
   const double share = static_cast<double>(task.ranks.lower) / (0.5 * count * (count - 1));
   for (int index = 0; index < kBracket; ++index) {

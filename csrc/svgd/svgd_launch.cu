@@ -50,7 +50,9 @@ int64_t svgd_distances_bytes(const SvgdParticles& particles) {
 }
 
 int64_t svgd_median_bytes(const SvgdPolicy& policy) {
-  return sizeof(MedianScratch) + policy.first_count.blocks * sizeof(double);
+  MemoryParts parts(nullptr);
+  make_median_task({}, BandwidthRule::median, policy, parts);
+  return parts.bytes();
 }
 
 int64_t svgd_partial_bytes(const SvgdUpdate& update, const SvgdPolicy& policy) {
@@ -69,6 +71,32 @@ cudaError_t launch_svgd_distances(const SvgdParticles& particles, void* distance
         <<<dim3(edge, edge), kTileThreads, 0, stream>>>(particles, static_cast<T*>(distances));
     return cudaGetLastError();
   });
+}
+
+MedianTask make_median_task(const SvgdParticles& particles, BandwidthRule rule,
+                            const SvgdPolicy& policy, MemoryParts& parts) {
+  MedianTask task{};
+  task.particles = particles;
+  task.scratch = parts.take<MedianScratch>(1);
+  task.partial_sums = parts.take<double>(policy.first_count.blocks);
+  task.first_blocks = policy.first_count.blocks;
+  task.rule = rule;
+  task.ranks = median_ranks(rule, particles.count);
+  task.rank = sought_rank(task.ranks);
+  return task;
+}
+
+cudaError_t launch_svgd_median(const MedianTask& task, const SvgdPolicy& policy,
+                               cudaStream_t stream) {
+  const int digits = svgd_digits(task.particles.type);
+  cudaError_t error = cudaMemsetAsync(task.scratch, 0, sizeof(MedianScratch), stream);
+  for (int digit = 0; error == cudaSuccess && digit < digits; ++digit) {
+    error = launch_svgd_digit(task, policy, digit, stream);
+  }
+  if (error == cudaSuccess && mean_of_two(task.ranks)) {
+    error = launch_svgd_next_above(task, policy, stream);
+  }
+  return error;
 }
 
 cudaError_t launch_svgd_digit(const MedianTask& task, const SvgdPolicy& policy, int digit,
@@ -95,27 +123,13 @@ cudaError_t launch_svgd_next_above(const MedianTask& task, const SvgdPolicy& pol
 }
 
 cudaError_t launch_svgd_bandwidth(const SvgdParticles& particles, BandwidthRule rule,
-                                  const SvgdPolicy& policy, void* distances, void* memory,
+                                  const SvgdPolicy& policy, void* distances, void* scratch,
                                   void* bandwidth, cudaStream_t stream) {
-  const MedianRanks ranks = median_ranks(rule, particles.count);
-  auto* scratch = static_cast<MedianScratch*>(memory);
-  const MedianTask task{particles,
-                        distances,
-                        scratch,
-                        reinterpret_cast<double*>(scratch + 1),
-                        policy.first_count.blocks,
-                        rule,
-                        ranks,
-                        sought_rank(ranks),
-                        bandwidth};
-  cudaError_t error = cudaMemsetAsync(scratch, 0, sizeof(MedianScratch), stream);
-  for (int digit = 0; error == cudaSuccess && digit < svgd_digits(particles.type); ++digit) {
-    error = launch_svgd_digit(task, policy, digit, stream);
-  }
-  if (error == cudaSuccess && mean_of_two(ranks)) {
-    error = launch_svgd_next_above(task, policy, stream);
-  }
-  return error;
+  MemoryParts parts(scratch);
+  MedianTask task = make_median_task(particles, rule, policy, parts);
+  task.distances = distances;
+  task.bandwidth = bandwidth;
+  return launch_svgd_median(task, policy, stream);
 }
 
 cudaError_t launch_svgd_update(const SvgdUpdate& update, const SvgdPolicy& policy,

@@ -51,6 +51,24 @@ __device__ inline void for_each_listed(const BracketTask& task, int64_t size,
   }
 }
 
+// Complement of the smallest key above `key` that this warp meets on the list or, with ties, in the
+// bracket; 0 if there is none.
+__device__ inline Maximum warp_key_above(const BracketTask& task, int64_t size, bool with_ties,
+                                         unsigned key, WarpDifferences& differences) {
+  Maximum complement;
+  const auto merge = [&](unsigned other) {
+    if (other > key && other <= kInfinityKey) complement.merge({~other});
+  };
+  for_each_listed(task, size, {}, differences, merge);
+  if (with_ties) {
+#pragma unroll
+    for (int index = 0; index < kBracket; ++index) {
+      if (task.state->equal[index] != 0) merge(task.state->bracket[index]);
+    }
+  }
+  return reduce_group<Maximum>(complement, kWarpSize, nullptr);
+}
+
 // Adds a histogram of the list to one in device memory.
 __device__ inline void count_listed(const BracketTask& task, int64_t size, bool with_ties,
                                     const SelectRange& range, const DoubtfulRange& doubtful,

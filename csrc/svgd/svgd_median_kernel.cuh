@@ -226,6 +226,14 @@ __device__ inline void pick_digit(MedianScratch& scratch, int digit, Count rank)
   __syncthreads();
 }
 
+// The sum of what blocks left, in every thread of the block.
+__device__ inline double sum_of_blocks(const double* sums, int blocks) {
+  __shared__ Sum<double> shared[kTileThreads / kWarpSize];
+  Sum<double> sum;
+  for (int block = threadIdx.x; block < blocks; block += kTileThreads) sum.value += sums[block];
+  return reduce_group(sum, kTileThreads, shared).value;
+}
+
 // The bandwidth from the value found. One block does so.
 template <typename T>
 __device__ inline void finish_median(const MedianTask& task) {
@@ -238,19 +246,13 @@ __device__ inline void finish_median(const MedianTask& task) {
   if (mean_of_two(task.ranks) && scratch.rank + 1 >= scratch.equal) {
     upper = Key::value(static_cast<typename Key::type>(~__ldcg(&scratch.next_above)));
   }
-  Sum<double> sum;
-  if (upper == T(0)) {  // the same for every thread
-    __shared__ Sum<double> shared[kTileThreads / kWarpSize];
-    for (int i = threadIdx.x; i < task.first_blocks; i += kTileThreads) {
-      sum.value += task.partial_sums[i];
-    }
-    sum = reduce_group(sum, kTileThreads, shared);
-  }
+  double sum = 0;
+  if (upper == T(0)) sum = sum_of_blocks(task.partial_sums, task.first_blocks);
   if (threadIdx.x != 0) return;
   if (scratch.nan) lower = upper = std::numeric_limits<T>::quiet_NaN();
   const double count = static_cast<double>(task.particles.count);
   *static_cast<T*>(task.bandwidth) = bandwidth_of<T>(task.rule, task.particles.count, lower, upper,
-                                                     sum.value / (count * (count - 1) / 2));
+                                                     sum / (count * (count - 1) / 2));
 }
 
 // Calls `visit(d2, is a pair i < j)` for the pairs of this block's tiles of 16 patches a side, and

@@ -3,12 +3,23 @@
 
 #pragma once
 
+#include "common/memory_parts.h"
 #include "svgd/svgd_median_kernel.cuh"
 #include "svgd/svgd_tuning.h"
 
 namespace fused_ops {
 
-constexpr int svgd_digits(ScalarType type) { return type == ScalarType::float64 ? 6 : 3; }
+constexpr int svgd_digits(ScalarType type) {
+  return type == ScalarType::float64 ? DistanceKey<double>::digits : DistanceKey<float>::digits;
+}
+
+// A task in scratch memory, without distances or a place for the bandwidth.
+MedianTask make_median_task(const SvgdParticles& particles, BandwidthRule rule,
+                            const SvgdPolicy& policy, MemoryParts& parts);
+
+// All passes: the bandwidth from this process alone.
+cudaError_t launch_svgd_median(const MedianTask& task, const SvgdPolicy& policy,
+                               cudaStream_t stream);
 
 // Counts one digit of the task's share of the pairs.
 cudaError_t launch_svgd_digit(const MedianTask& task, const SvgdPolicy& policy, int digit,

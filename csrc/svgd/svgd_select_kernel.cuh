@@ -19,18 +19,7 @@ namespace fused_ops {
 // The smallest key above `key` on the list and, with ties, in the bracket.
 __device__ inline unsigned key_above(const BracketTask& task, int64_t size, bool with_ties,
                                      unsigned key, WarpDifferences& differences) {
-  Maximum complement;
-  const auto merge = [&](unsigned other) {
-    if (other > key && other <= kInfinityKey) complement.merge({~other});
-  };
-  for_each_listed(task, size, {}, differences, merge);
-  if (with_ties) {
-#pragma unroll
-    for (int index = 0; index < kBracket; ++index) {
-      if (task.state->equal[index] != 0) merge(task.state->bracket[index]);
-    }
-  }
-  complement = reduce_group<Maximum>(complement, kWarpSize, nullptr);
+  const Maximum complement = warp_key_above(task, size, with_ties, key, differences);
   if (threadIdx.x % kWarpSize == 0) atomicMax(&task.state->next_above, complement.bits);
   cooperative_groups::this_grid().sync();
   return ~__ldcg(&task.state->next_above);
@@ -38,19 +27,12 @@ __device__ inline unsigned key_above(const BracketTask& task, int64_t size, bool
 
 // By the first block: the bandwidth from the keys of the two middle distances.
 __device__ inline void write_bandwidth(const BracketTask& task, unsigned lower, unsigned upper) {
-  __shared__ Sum<double> shared[kTileThreads / kWarpSize];
-  Sum<double> sum;
-  if (upper == 0) {  // the same for every thread
-    for (int block = threadIdx.x; block < task.direct_blocks; block += kTileThreads) {
-      sum.value += task.partial_sums[block];
-    }
-    sum = reduce_group(sum, kTileThreads, shared);
-  }
+  double sum = 0;
+  if (upper == 0) sum = sum_of_blocks(task.partial_sums, task.direct_blocks);
   const double count = static_cast<double>(task.particles.count);
   if (threadIdx.x != 0) return;
-  *task.bandwidth =
-      bandwidth_of<float>(task.rule, task.particles.count, __uint_as_float(lower),
-                          __uint_as_float(upper), sum.value / (count * (count - 1) / 2));
+  *task.bandwidth = bandwidth_of<float>(task.rule, task.particles.count, __uint_as_float(lower),
+                                        __uint_as_float(upper), sum / (count * (count - 1) / 2));
 }
 
 static __global__ void __launch_bounds__(kTileThreads)

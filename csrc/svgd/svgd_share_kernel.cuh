@@ -185,28 +185,12 @@ static __global__ void __launch_bounds__(kTileThreads)
   const BracketState& state = *task.bracket.state;
   if (state.missed != 0) return;
   MedianScratch& scratch = *task.radix.scratch;
-  const Count value = scratch.prefix;
-  Count complement = 0;
-  const auto merge = [&](unsigned key) {
-    if (key > value && key <= kInfinityKey) complement = max(complement, ~Count{key});
-  };
-  for_each_listed(task.bracket, listed(task.bracket), {}, differences[threadIdx.x / kWarpSize],
-                  merge);
-  if (state.by_products == 0) {
-#pragma unroll
-    for (int index = 0; index < kBracket; ++index) {
-      if (state.equal[index] != 0) merge(state.bracket[index]);
-    }
+  const Maximum complement =
+      warp_key_above(task.bracket, listed(task.bracket), state.by_products == 0,
+                     static_cast<unsigned>(scratch.prefix), differences[threadIdx.x / kWarpSize]);
+  if (threadIdx.x % kWarpSize == 0 && complement.bits != 0) {
+    atomicMax(&scratch.next_above, ~Count{~complement.bits});
   }
-  if (complement != 0) atomicMax(&scratch.next_above, complement);
-}
-
-// The sum of what blocks left, in every thread.
-__device__ inline double sum_of_blocks(const double* sums, int blocks) {
-  __shared__ Sum<double> shared[kTileThreads / kWarpSize];
-  Sum<double> sum;
-  for (int block = threadIdx.x; block < blocks; block += kTileThreads) sum.value += sums[block];
-  return reduce_group(sum, kTileThreads, shared).value;
 }
 
 // One block; writes the whole message.

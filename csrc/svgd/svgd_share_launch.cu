@@ -26,13 +26,7 @@ ShareTask make_share_task(const ShareCall& call, MemoryParts& parts, char*& spli
       task.bracket.split = svgd_split_parts(call.particles, true, split_memory);
     }
   } else {
-    task.radix.particles = call.particles;
-    task.radix.scratch = parts.take<MedianScratch>(1);
-    task.radix.first_blocks = policy.first_count.blocks;
-    task.radix.partial_sums = parts.take<double>(policy.first_count.blocks);
-    task.radix.rule = call.rule;
-    task.radix.ranks = median_ranks(call.rule, call.particles.count);
-    task.radix.rank = sought_rank(task.radix.ranks);
+    task.radix = make_median_task(call.particles, call.rule, policy, parts);
   }
   task.radix.share = call.share;
   task.radix.shared = true;
