@@ -171,8 +171,8 @@ __global__ void __launch_bounds__(kDirectThreads, 2)
   const SvgdUpdate& update = task.update;
   const SvgdParticles& particles = update.particles;
   const float bandwidth = bandwidth_value(update);
-  const KernelScale<float> scale(form == DirectForm::imq ? SteinKernel::imq : SteinKernel::rbf,
-                                 bandwidth, static_cast<float>(update.repulsion));
+  const DirectScale scale(form == DirectForm::imq ? SteinKernel::imq : SteinKernel::rbf, bandwidth,
+                          static_cast<float>(update.repulsion));
   const auto tiles_i = static_cast<unsigned>((update.rows + kDirectTile - 1) / kDirectTile);
   const int64_t first_i = update.first_row + int64_t{blockIdx.x % tiles_i} * kDirectTile;
   const int64_t first_d = int64_t{blockIdx.x / tiles_i} * chunk;
@@ -186,9 +186,10 @@ __global__ void __launch_bounds__(kDirectThreads, 2)
   for (int64_t first_j = begin; first_j < end; first_j += kDirectSource) {
     float distances[kRows][kColumns];
     direct_distances(particles, first_i, first_j, first_j == begin, shared, distances);
-    direct_weights<form>(distances, scale, particles.count - first_j, shared, row_sums);
+    direct_weights<form>(distances, scale, update.precision == Precision::highest,
+                         particles.count - first_j, shared, row_sums);
     __syncthreads();  // the coordinates give their place to the values
-    load_values<chunk, form>(task, first_j, first_d, scale.repulsion, shared);
+    load_values<chunk, form>(task, first_j, first_d, scale, shared);
     __syncthreads();
     if constexpr (form == DirectForm::products) {
       add_centred<chunk>(shared, sums);
@@ -219,6 +220,7 @@ __global__ void __launch_bounds__(kDirectThreads, 2)
       if constexpr (form == DirectForm::products) {
         sum += scale.repulsion * (x[a][b] - task.mean[column]) * shared.i[0][result.i + a];
       }
+      sum /= scale.mantissa;
       if (task.splits == 1) {
         store_result(update, row, column, sum);
       } else {

@@ -32,6 +32,27 @@ struct DirectTask {
   int splits;
 };
 
+// What the kernels need of h. Its rounding errors would be those of all pairs alike, which do not
+// average out: so of 1/h only the power of two goes into the repulsion, scores are multiplied by
+// the rest of h, and the sums divided by it.
+struct DirectScale {
+  KernelScale<float> kernel;
+  float slope_rest;  // of the rounding of kernel.slope
+  float mantissa;    // h over a power of two
+  float repulsion;   // repulsion over that power, for imq half of it
+
+  __device__ DirectScale(SteinKernel name, float bandwidth, float strength)
+      : kernel(name, bandwidth, strength) {
+    const double rest = KernelScale<float>::exact_slope(bandwidth) - kernel.slope;
+    slope_rest = fabs(rest) < kernel.slope ? static_cast<float>(rest) : 0.0f;
+    // The mantissa is below 1, for scores near the largest number.
+    const int exponent = bandwidth < INFINITY ? max(ilogbf(bandwidth), -126) + 1 : 0;
+    mantissa = bandwidth < INFINITY ? scalbnf(bandwidth, -exponent) : 1.0f;
+    const float power = bandwidth < INFINITY ? scalbnf(strength, -exponent) : 0.0f;
+    repulsion = name == SteinKernel::imq ? power / 2 : power;
+  }
+};
+
 struct alignas(16) DirectShared {
   static constexpr int stride_i = kDirectTile + 4;  // rows on different banks, 16-byte aligned
   static constexpr int stride_j = kDirectSource + 4;
@@ -125,12 +146,37 @@ __device__ inline void direct_distances(const SvgdParticles& particles, int64_t 
   }
 }
 
+// 2^-(slope * distance) to a unit in the last place, its errors of either sign alike, whereas those
+// of exp2_approximate are mostly downwards.
+__device__ inline float exp2_accurate(const DirectScale& scale, float distance) {
+  const float x = -scale.kernel.slope * distance;
+  const float rest =
+      -fmaf(scale.slope_rest, distance, fmaf(scale.kernel.slope, distance, x));  // of x
+  constexpr float round = 0x1.8p23f;  // a sum with it is an integer in its lowest bits
+  const float shifted = x + round;
+  const float f = x - (shifted - round) + rest;
+  float power = 1.53533590e-4f;
+  power = fmaf(power, f, 1.33988750e-3f);
+  power = fmaf(power, f, 9.61843692e-3f);
+  power = fmaf(power, f, 5.55033237e-2f);
+  power = fmaf(power, f, 2.40226477e-1f);
+  power = fmaf(power, f, 6.93147182e-1f);
+  power = fmaf(power, f, 1.0f);
+  const float whole = __int_as_float((__float_as_int(shifted) << 23) + 0x3f800000);  // 2^that
+  return x < -125.0f ? 0.0f : power * whole;
+}
+
 // Turns distances into K in shared memory and adds their sums over j to `row_sums`.
 template <DirectForm form>
 __device__ inline void direct_weights(const float (&distances)[kRows][kColumns],
-                                      const KernelScale<float>& scale, int64_t left,
+                                      const DirectScale& scale, bool accurate, int64_t left,
                                       DirectShared& shared, float (&row_sums)[kRows]) {
   const DirectPatch patch;
+  const auto weight_of = [&](float distance) {
+    if (form == DirectForm::imq) return 1.0f / sqrtf(1.0f + distance * scale.kernel.half_inverse);
+    return accurate ? exp2_accurate(scale, distance)
+                    : exp2_approximate(-scale.kernel.slope * distance);
+  };
   float tile_sums[kRows] = {};
 #pragma unroll
   for (int b = 0; b < kColumns; ++b) {
@@ -140,11 +186,7 @@ __device__ inline void direct_weights(const float (&distances)[kRows][kColumns],
       Vector<float, 4> k;
 #pragma unroll
       for (int a = 0; a < 4; ++a) {
-        const float distance = distances[quad + a][b];
-        const float weight = form == DirectForm::imq
-                                 ? 1.0f / sqrtf(1.0f + distance * scale.half_inverse)
-                                 : exp2_approximate(-scale.slope * distance);
-        k.value[a] = inside ? weight : 0.0f;
+        k.value[a] = inside ? weight_of(distances[quad + a][b]) : 0.0f;
         tile_sums[quad + a] += k.value[a];
       }
       store<4>(&shared.weights[patch.j + b][patch.i + quad], k);
@@ -154,10 +196,10 @@ __device__ inline void direct_weights(const float (&distances)[kRows][kColumns],
   for (int a = 0; a < kRows; ++a) row_sums[a] += tile_sums[a];
 }
 
-// V of a tile, or its scores and particles.
+// V of a tile, or its scores and particles; V and scores times the mantissa of h.
 template <int chunk, DirectForm form>
 __device__ inline void load_values(const DirectTask& task, int64_t first, int64_t d,
-                                   float repulsion, DirectShared& shared) {
+                                   const DirectScale& scale, DirectShared& shared) {
   constexpr bool centred = form == DirectForm::products;
   const SvgdParticles& particles = task.update.particles;
   const auto* x = static_cast<const float*>(particles.data);
@@ -186,9 +228,10 @@ __device__ inline void load_values(const DirectTask& task, int64_t first, int64_
       const int j = begin + index * step;
       const bool inside = j <= last && column_inside;
       const float particle = inside ? x_j[index] : 0.0f;
-      const float value = inside ? score[index] : 0.0f;
+      const float value = inside ? score[index] * scale.mantissa : 0.0f;
       if constexpr (!centred) shared.particles[j][k] = particle;
-      shared.values[j][k] = centred && inside ? fmaf(-repulsion, particle - mean, value) : value;
+      shared.values[j][k] =
+          centred && inside ? fmaf(-scale.repulsion, particle - mean, value) : value;
     }
   }
 }

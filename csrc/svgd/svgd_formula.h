@@ -93,13 +93,17 @@ struct KernelScale {
                    // and does not average out as theirs do
   T repulsion;     // repulsion / h, for imq half of it
 
+  FUSED_OPS_HOST_DEVICE static double exact_slope(T bandwidth) {
+    constexpr double half_log2_e = 0.72134752044448170368;
+    return half_log2_e / static_cast<double>(bandwidth);
+  }
+
   FUSED_OPS_HOST_DEVICE KernelScale(SteinKernel kernel, T bandwidth, T strength) {
     // A subnormal h has no finite inverse; the largest number keeps 0 * (1/h) from being NaN.
     const T most = std::numeric_limits<T>::max();
     const T inverse = T(1) / bandwidth > most ? most : T(1) / bandwidth;
     half_inverse = inverse / T(2);
-    constexpr double half_log2_e = 0.72134752044448170368;
-    const double exact = half_log2_e / static_cast<double>(bandwidth);
+    const double exact = exact_slope(bandwidth);
     slope = exact > static_cast<double>(most) ? most : static_cast<T>(exact);
     repulsion = strength * (kernel == SteinKernel::imq ? half_inverse : inverse);
   }

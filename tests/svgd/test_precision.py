@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from fused_ops import svgd_phi, svgd_step
+from fused_ops import median_bandwidth, svgd_phi, svgd_step
 
 from .cases import (
     DTYPES,
@@ -150,3 +150,23 @@ def test_either_side_of_centred_products(device, count, side, dtype):
         score,
         bandwidth=furthest / 64 * side,
     )
+
+
+@pytest.mark.parametrize("places", [0, 3, 10])
+@pytest.mark.parametrize("count", [1152, 2304])
+def test_highest_errs_at_most_twice_as_much_as_eager(device, count, places):
+    """Two tight clusters, and one: roundings that all pairs share would not average out."""
+    particles, score = random_inputs(count, 64, device=device)
+    if places:
+        particles *= 1 / places
+        particles[::2] += places
+        particles[1::2] -= places
+    h = median_bandwidth(particles)
+    rows = torch.arange(0, len(particles), 9, device=device)
+    exact = exact_phi(particles, score, rows=rows, bandwidth=h.double())
+    phi = svgd_phi(particles, score, bandwidth=h, precision="highest")[rows]
+    differences = particles[rows, None] - particles
+    weight = torch.exp(-differences.square().sum(-1) / (2 * h))
+    repelled = (weight[:, :, None] * differences).sum(1) / h
+    eager = (weight @ score + repelled) / len(particles)
+    assert error_of_norm(phi, exact) <= 2 * error_of_norm(eager, exact)
