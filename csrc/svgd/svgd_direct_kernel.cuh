@@ -186,8 +186,10 @@ __global__ void __launch_bounds__(kDirectThreads, 2)
   for (int64_t first_j = begin; first_j < end; first_j += kDirectSource) {
     float distances[kRows][kColumns];
     direct_distances(particles, first_i, first_j, first_j == begin, shared, distances);
-    direct_weights<form>(distances, scale, update.precision == Precision::highest,
-                         particles.count - first_j, shared, row_sums);
+    // Where differences are asked for, sums of one sign show errors that all weights share; around
+    // the mean others are larger.
+    const bool accurate = form == DirectForm::differences && update.precision == Precision::highest;
+    direct_weights<form>(distances, scale, accurate, particles.count - first_j, shared, row_sums);
     __syncthreads();  // the coordinates give their place to the values
     load_values<chunk, form>(task, first_j, first_d, scale, shared);
     __syncthreads();

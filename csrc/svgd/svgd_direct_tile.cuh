@@ -37,14 +37,11 @@ struct DirectTask {
 // the rest of h, and the sums divided by it.
 struct DirectScale {
   KernelScale<float> kernel;
-  float slope_rest;  // of the rounding of kernel.slope
-  float mantissa;    // h over a power of two
-  float repulsion;   // repulsion over that power, for imq half of it
+  float mantissa;   // h over a power of two
+  float repulsion;  // repulsion over that power, for imq half of it
 
   __device__ DirectScale(SteinKernel name, float bandwidth, float strength)
       : kernel(name, bandwidth, strength) {
-    const double rest = KernelScale<float>::exact_slope(bandwidth) - kernel.slope;
-    slope_rest = fabs(rest) < kernel.slope ? static_cast<float>(rest) : 0.0f;
     // The mantissa is below 1, for scores near the largest number.
     const int exponent = bandwidth < INFINITY ? max(ilogbf(bandwidth), -126) + 1 : 0;
     mantissa = bandwidth < INFINITY ? scalbnf(bandwidth, -exponent) : 1.0f;
@@ -146,26 +143,6 @@ __device__ inline void direct_distances(const SvgdParticles& particles, int64_t 
   }
 }
 
-// 2^-(slope * distance) to a unit in the last place, its errors of either sign alike, whereas those
-// of exp2_approximate are mostly downwards.
-__device__ inline float exp2_accurate(const DirectScale& scale, float distance) {
-  const float x = -scale.kernel.slope * distance;
-  const float rest =
-      -fmaf(scale.slope_rest, distance, fmaf(scale.kernel.slope, distance, x));  // of x
-  constexpr float round = 0x1.8p23f;  // a sum with it is an integer in its lowest bits
-  const float shifted = x + round;
-  const float f = x - (shifted - round) + rest;
-  float power = 1.53533590e-4f;
-  power = fmaf(power, f, 1.33988750e-3f);
-  power = fmaf(power, f, 9.61843692e-3f);
-  power = fmaf(power, f, 5.55033237e-2f);
-  power = fmaf(power, f, 2.40226477e-1f);
-  power = fmaf(power, f, 6.93147182e-1f);
-  power = fmaf(power, f, 1.0f);
-  const float whole = __int_as_float((__float_as_int(shifted) << 23) + 0x3f800000);  // 2^that
-  return x < -125.0f ? 0.0f : power * whole;
-}
-
 // Turns distances into K in shared memory and adds their sums over j to `row_sums`.
 template <DirectForm form>
 __device__ inline void direct_weights(const float (&distances)[kRows][kColumns],
@@ -174,7 +151,7 @@ __device__ inline void direct_weights(const float (&distances)[kRows][kColumns],
   const DirectPatch patch;
   const auto weight_of = [&](float distance) {
     if (form == DirectForm::imq) return 1.0f / sqrtf(1.0f + distance * scale.kernel.half_inverse);
-    return accurate ? exp2_accurate(scale, distance)
+    return accurate ? accurate_weight(scale.kernel, distance)
                     : exp2_approximate(-scale.kernel.slope * distance);
   };
   float tile_sums[kRows] = {};

@@ -91,20 +91,19 @@ struct KernelScale {
   T half_inverse;  // 1 / (2h)
   T slope;         // rbf: K = 2^(-slope d2). Rounded once, for its error is that of all pairs alike
                    // and does not average out as theirs do
+  T slope_rest;    // what that rounding left off
   T repulsion;     // repulsion / h, for imq half of it
-
-  FUSED_OPS_HOST_DEVICE static double exact_slope(T bandwidth) {
-    constexpr double half_log2_e = 0.72134752044448170368;
-    return half_log2_e / static_cast<double>(bandwidth);
-  }
 
   FUSED_OPS_HOST_DEVICE KernelScale(SteinKernel kernel, T bandwidth, T strength) {
     // A subnormal h has no finite inverse; the largest number keeps 0 * (1/h) from being NaN.
     const T most = std::numeric_limits<T>::max();
     const T inverse = T(1) / bandwidth > most ? most : T(1) / bandwidth;
     half_inverse = inverse / T(2);
-    const double exact = exact_slope(bandwidth);
-    slope = exact > static_cast<double>(most) ? most : static_cast<T>(exact);
+    constexpr double half_log2_e = 0.72134752044448170368;
+    const double exact = half_log2_e / static_cast<double>(bandwidth);
+    const bool finite = exact <= static_cast<double>(most);
+    slope = finite ? static_cast<T>(exact) : most;
+    slope_rest = finite ? static_cast<T>(exact - static_cast<double>(slope)) : T(0);
     repulsion = strength * (kernel == SteinKernel::imq ? half_inverse : inverse);
   }
 };

@@ -28,10 +28,12 @@ constexpr float kMaxCentred = 4096;
 constexpr float kMaxValue = 0x1p100f;
 
 // Times kWeightScale. The power of two is good to 2^-22, and its exponent to 2^-24 of itself.
-template <SteinKernel kernel>
+template <SteinKernel kernel, bool accurate>
 __device__ inline float scaled_weight(float distance, const KernelScale<float>& scale) {
   float weight;
-  if constexpr (kernel == SteinKernel::rbf) {
+  if constexpr (kernel == SteinKernel::rbf && accurate) {
+    weight = kWeightScale * accurate_weight(scale, distance);
+  } else if constexpr (kernel == SteinKernel::rbf) {
     weight = exp2_approximate(fma(distance, -scale.slope, kWeightExponent));
   } else {
     weight = kWeightScale * rsqrtf(fma(distance, scale.half_inverse, 1.0f));
@@ -39,7 +41,7 @@ __device__ inline float scaled_weight(float distance, const KernelScale<float>& 
   return distance == kNoPair ? 0.0f : weight;
 }
 
-template <SteinKernel kernel, int size>
+template <SteinKernel kernel, bool accurate, int size>
 __device__ inline void store_small_weights(const SmallDistances<size>& distances,
                                            const KernelScale<float>& scale,
                                            SmallPhiShared<size>& shared) {
@@ -50,7 +52,7 @@ __device__ inline void store_small_weights(const SmallDistances<size>& distances
   for (int a = 0; a < patch; ++a) {
     const int place = swizzled_place<SmallShape<size>::edge>(row + a, column);
     if constexpr (patch == 1) {
-      const float weight = scaled_weight<kernel>(distances.at[0][0], scale);
+      const float weight = scaled_weight<kernel, accurate>(distances.at[0][0], scale);
       const __half high = __float2half_rn(weight);
       shared.weights[0][place] = high;
       shared.weights[1][place] = __float2half_rn(weight - __half2float(high));
@@ -58,8 +60,9 @@ __device__ inline void store_small_weights(const SmallDistances<size>& distances
       Vector<uint32_t, patch / 2> high, low;
 #pragma unroll
       for (int b = 0; b < patch; b += 2) {
-        const HalfPair pair = split_pair(scaled_weight<kernel>(distances.at[a][b], scale),
-                                         scaled_weight<kernel>(distances.at[a][b + 1], scale));
+        const HalfPair pair =
+            split_pair(scaled_weight<kernel, accurate>(distances.at[a][b], scale),
+                       scaled_weight<kernel, accurate>(distances.at[a][b + 1], scale));
         high.value[b / 2] = pair.high;
         low.value[b / 2] = pair.low;
       }
@@ -236,7 +239,12 @@ __device__ inline void small_phi(const SvgdUpdate& update, const SmallTile& tile
   // loads 0.5 us faster.
   constexpr bool early = size < 8;
   if constexpr (early) sources.load(update, tile, 0);
-  store_small_weights<kernel>(distances, scale, shared);
+  const bool highest = update.precision == Precision::highest;
+  if (highest) {
+    store_small_weights<kernel, true>(distances, scale, shared);
+  } else {
+    store_small_weights<kernel, false>(distances, scale, shared);
+  }
   if constexpr (!early) sources.load(update, tile, 0);
   const int half = SmallShare<size>::half();
   const int64_t slot = tile.band((tile.paired ? half : 1 - half) != 0);
@@ -261,8 +269,7 @@ __device__ inline void small_phi(const SvgdUpdate& update, const SmallTile& tile
       largest[i] = __uint_as_float(bits);
     }
     const float strength = fabsf(scale.repulsion);
-    const bool centred = update.precision != Precision::highest &&
-                         strength * largest[0] * largest[0] <= kMaxCentred &&
+    const bool centred = !highest && strength * largest[0] * largest[0] <= kMaxCentred &&
                          largest[1] + strength * largest[0] <= kMaxValue;
     if (centred) {
       multiply_centred<kernel>(sources, tile.paired, scale.repulsion, largest, totals_due, shared,
