@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Squared distances on the CPU, the one place where they are computed: every pass of the median and
 // the update see the same bits.
-//
-// Inner loops run over a fixed number of lanes (neighbouring particles j) with no floating-point
-// contraction, so every instruction set that FUSED_OPS_CLONES builds them for gives the same bits.
 
 #pragma once
 
@@ -25,55 +22,58 @@ constexpr int64_t kColumnBlock = 512;  // particles j whose weights are in cache
 // Of functions that return lanes, which are all inlined.
 #pragma GCC diagnostic ignored "-Wpsabi"
 
-// Neighbouring particles j in a register, or in the two or four that other instruction sets have.
-template <typename T>
+// Neighbouring particles j in a vector of some bytes.
+template <typename T, int bytes>
 struct LanesOf {
-  typedef T type __attribute__((vector_size(64)));
+  typedef T type __attribute__((vector_size(bytes)));
 };
-template <typename T>
-using Lanes = typename LanesOf<T>::type;
-template <typename T>
-constexpr int kLanes = sizeof(Lanes<T>) / sizeof(T);
+template <typename T, int bytes>
+using Lanes = typename LanesOf<T, bytes>::type;
+template <typename T, int bytes>
+constexpr int kLanes = bytes / sizeof(T);
 
-template <typename T>
-FUSED_OPS_INLINE Lanes<T> load_lanes(const T* address) {
-  Lanes<T> lanes;
+template <int bytes, typename T>
+FUSED_OPS_INLINE Lanes<T, bytes> load_lanes(const T* address) {
+  Lanes<T, bytes> lanes;
   std::memcpy(&lanes, address, sizeof(lanes));
   return lanes;
 }
 
+// Distances of particles [i, i + kRowBlock) from [j, j + columns), whole panels.
 template <typename T>
-FUSED_OPS_INLINE T sum_of(const Lanes<T>& lanes) {
-  T sum = 0;
-  for (int lane = 0; lane < kLanes<T>; ++lane) sum += lanes[lane];
-  return sum;
-}
-
-// Distances of particles [i, i + kRowBlock) from [j, j + columns), a multiple of the lanes. A file
-// has clones of its own.
-template <typename T>
-FUSED_OPS_CLONES static void block_distances(const SvgdCpuParticles<T>& particles, int64_t i,
-                                             int64_t j, int64_t columns,
-                                             T (&distances)[kRowBlock][kColumnBlock]) {
-  for (int64_t first = 0; first < columns; first += kLanes<T>) {
-    Lanes<T> total[kRowBlock] = {};
-    for (int64_t block = 0; block < particles.dim; block += kDimBlock) {
-      Lanes<T> sums[kRowBlock] = {};
-      const int64_t end = std::min(block + kDimBlock, particles.dim);
-      for (int64_t k = block; k < end; ++k) {
-        const T* x_i = particles.panels.at(k, i);
-        const Lanes<T> x_j = load_lanes(particles.panels.at(k, j + first));
+void block_distances(const SvgdCpuParticles<T>& particles, int64_t i, int64_t j, int64_t columns,
+                     T (&distances)[kRowBlock][kColumnBlock]) {
+  with_vectors([&](auto vector_bytes) FUSED_OPS_INLINE_LAMBDA {
+    constexpr int bytes = vector_bytes;
+    constexpr int together = 2;  // vectors that an x_i once loaded serves
+    constexpr int lanes = kLanes<T, bytes>;
+    static_assert(kSvgdLanes<T> % (together * lanes) == 0);
+    using Sums = Lanes<T, bytes>[kRowBlock][together];
+    for (int64_t first = 0; first < columns; first += together * lanes) {
+      Sums total = {};
+      for (int64_t block = 0; block < particles.dim; block += kDimBlock) {
+        Sums sums = {};
+        const int64_t end = std::min(block + kDimBlock, particles.dim);
+        for (int64_t k = block; k < end; ++k) {
+          const T* x_i = particles.panels.at(k, i);
+          const T* x_j = particles.panels.at(k, j + first);
+          for (int v = 0; v < together; ++v) {
+            const Lanes<T, bytes> x = load_lanes<bytes>(x_j + v * lanes);
+            for (int r = 0; r < kRowBlock; ++r) {
+              const Lanes<T, bytes> difference = x_i[r] - x;
+              sums[r][v] += difference * difference;
+            }
+          }
+        }
         for (int r = 0; r < kRowBlock; ++r) {
-          const Lanes<T> difference = x_i[r] - x_j;
-          sums[r] += difference * difference;
+          for (int v = 0; v < together; ++v) total[r][v] += sums[r][v];
         }
       }
-      for (int r = 0; r < kRowBlock; ++r) total[r] += sums[r];
+      for (int r = 0; r < kRowBlock; ++r) {
+        std::memcpy(distances[r] + first, &total[r], sizeof(total[r]));
+      }
     }
-    for (int r = 0; r < kRowBlock; ++r) {
-      std::memcpy(distances[r] + first, &total[r], sizeof(total[r]));
-    }
-  }
+  });
 }
 
 // As block_distances, from the stored matrix where there is one.

@@ -12,8 +12,8 @@
 namespace fused_ops {
 namespace {
 
-// e^x for x <= 0, within 2 units in the last place; 0 below the smallest normal result. The same
-// bits on every instruction set, which a library's exp does not promise.
+// e^x for x <= 0, within 2 units in the last place; 0 below the smallest normal result. Unlike a
+// library's, it is compiled into loops.
 template <typename T>
 FUSED_OPS_INLINE T exp_nonpositive(T x) {
   constexpr bool narrow = sizeof(T) == 4;
@@ -53,86 +53,101 @@ FUSED_OPS_INLINE T exp_nonpositive(T x) {
 
 // Turns distances into K_ij and G_ij (what multiplies x_i - x_j), zero past `inside` columns.
 template <SteinKernel kernel, typename T>
-FUSED_OPS_CLONES void weights_of(const KernelScale<T>& scale, int64_t columns, int64_t inside,
-                                 T (&distances)[kRowBlock][kColumnBlock],
-                                 T (&repulsion)[kRowBlock][kColumnBlock]) {
-  for (int r = 0; r < kRowBlock; ++r) {
-    for (int64_t j = 0; j < columns; ++j) {
-      const T u = distances[r][j] * scale.half_inverse;
-      T k, g;
-      if constexpr (kernel == SteinKernel::rbf) {
-        k = exp_nonpositive(-u);
-        g = k * scale.repulsion;
-      } else {
-        k = T(1) / std::sqrt(T(1) + u);
-        g = k * k * k * scale.repulsion;
+void weights_of(const KernelScale<T>& scale, int64_t columns, int64_t inside,
+                T (&distances)[kRowBlock][kColumnBlock], T (&repulsion)[kRowBlock][kColumnBlock]) {
+  with_vectors([&](auto) FUSED_OPS_INLINE_LAMBDA {
+    for (int r = 0; r < kRowBlock; ++r) {
+      for (int64_t j = 0; j < columns; ++j) {
+        const T u = distances[r][j] * scale.half_inverse;
+        T k, g;
+        if constexpr (kernel == SteinKernel::rbf) {
+          k = exp_nonpositive(-u);
+          g = k * scale.repulsion;
+        } else {
+          k = T(1) / std::sqrt(T(1) + u);
+          g = k * k * k * scale.repulsion;
+        }
+        distances[r][j] = j < inside ? k : T(0);
+        repulsion[r][j] = j < inside ? g : T(0);
       }
-      distances[r][j] = j < inside ? k : T(0);
-      repulsion[r][j] = j < inside ? g : T(0);
     }
-  }
+  });
+}
+
+template <typename T, int bytes>
+FUSED_OPS_INLINE T sum_of(const Lanes<T, bytes>& lanes) {
+  T sum = 0;
+  for (int lane = 0; lane < kLanes<T, bytes>; ++lane) sum += lanes[lane];
+  return sum;
 }
 
 // Adds sum_j K_ij * score_j + G_ij * (x_i - x_j) over a block of columns to each (row, dimension).
 template <typename T>
-FUSED_OPS_CLONES void apply_weights(const SvgdCpuParticles<T>& particles,
-                                    const SvgdPanels<T>& score, int64_t i, int64_t j,
-                                    int64_t columns, const T (&weights)[kRowBlock][kColumnBlock],
-                                    const T (&repulsion)[kRowBlock][kColumnBlock], T* sums) {
-  for (int64_t k = 0; k < particles.dim; ++k) {
-    const T* x_i = particles.panels.at(k, i);
-    Lanes<T> lane_sums[kRowBlock] = {};
-    for (int64_t first = 0; first < columns; first += kLanes<T>) {
-      const Lanes<T> x_j = load_lanes(particles.panels.at(k, j + first));
-      const Lanes<T> s_j = load_lanes(score.at(k, j + first));
+void apply_weights(const SvgdCpuParticles<T>& particles, const SvgdPanels<T>& score, int64_t i,
+                   int64_t j, int64_t columns, const T (&weights)[kRowBlock][kColumnBlock],
+                   const T (&repulsion)[kRowBlock][kColumnBlock], T* sums) {
+  with_vectors([&](auto vector_bytes) FUSED_OPS_INLINE_LAMBDA {
+    constexpr int bytes = vector_bytes;
+    for (int64_t k = 0; k < particles.dim; ++k) {
+      const T* x_i = particles.panels.at(k, i);
+      Lanes<T, bytes> lane_sums[kRowBlock] = {};
+      for (int64_t first = 0; first < columns; first += kLanes<T, bytes>) {
+        const auto x_j = load_lanes<bytes>(particles.panels.at(k, j + first));
+        const auto s_j = load_lanes<bytes>(score.at(k, j + first));
+        for (int r = 0; r < kRowBlock; ++r) {
+          lane_sums[r] += load_lanes<bytes>(weights[r] + first) * s_j;
+          lane_sums[r] += load_lanes<bytes>(repulsion[r] + first) * (x_i[r] - x_j);
+        }
+      }
       for (int r = 0; r < kRowBlock; ++r) {
-        lane_sums[r] += load_lanes(weights[r] + first) * s_j +
-                        load_lanes(repulsion[r] + first) * (x_i[r] - x_j);
+        sums[r * particles.dim + k] += sum_of<T, bytes>(lane_sums[r]);
       }
     }
-    for (int r = 0; r < kRowBlock; ++r) sums[r * particles.dim + k] += sum_of<T>(lane_sums[r]);
-  }
+  });
 }
 
 // Adds sum_j K_ij * value_j over a block of columns to `dims` dimensions from k on of each row.
-template <int dims, typename T>
+template <int bytes, int dims, typename T>
 FUSED_OPS_INLINE void add_products(const SvgdPanels<T>& values, int64_t k, int64_t j,
                                    int64_t columns, const T (&weights)[kRowBlock][kColumnBlock],
                                    T* sums) {
-  Lanes<T> lane_sums[dims][kRowBlock] = {};
-  for (int64_t first = 0; first < columns; first += kLanes<T>) {
-    Lanes<T> value[dims];
-    for (int d = 0; d < dims; ++d) {
-      value[d] = load_lanes(values.at(k + d, j + first));
-    }
+  Lanes<T, bytes> lane_sums[dims][kRowBlock] = {};
+  for (int64_t first = 0; first < columns; first += kLanes<T, bytes>) {
+    Lanes<T, bytes> value[dims];
+    for (int d = 0; d < dims; ++d) value[d] = load_lanes<bytes>(values.at(k + d, j + first));
     for (int r = 0; r < kRowBlock; ++r) {
-      const Lanes<T> weight = load_lanes(weights[r] + first);
+      const auto weight = load_lanes<bytes>(weights[r] + first);
       for (int d = 0; d < dims; ++d) lane_sums[d][r] += weight * value[d];
     }
   }
   for (int r = 0; r < kRowBlock; ++r) {
-    for (int d = 0; d < dims; ++d) sums[r * values.dim + k + d] += sum_of<T>(lane_sums[d][r]);
+    for (int d = 0; d < dims; ++d) {
+      sums[r * values.dim + k + d] += sum_of<T, bytes>(lane_sums[d][r]);
+    }
   }
 }
 
 // The same for all dimensions, and sum_j K_ij.
 template <typename T>
-FUSED_OPS_CLONES void apply_products(const SvgdPanels<T>& values, int64_t j, int64_t columns,
-                                     const T (&weights)[kRowBlock][kColumnBlock], T* sums,
-                                     T (&weight_sums)[kRowBlock]) {
-  constexpr int together = 2;  // the weights' loads serve both
-  int64_t k = 0;
-  for (; k + together <= values.dim; k += together) {
-    add_products<together>(values, k, j, columns, weights, sums);
-  }
-  if (k < values.dim) add_products<1>(values, k, j, columns, weights, sums);
-  for (int r = 0; r < kRowBlock; ++r) {
-    Lanes<T> lane_sums = {};
-    for (int64_t first = 0; first < columns; first += kLanes<T>) {
-      lane_sums += load_lanes(weights[r] + first);
+void apply_products(const SvgdPanels<T>& values, int64_t j, int64_t columns,
+                    const T (&weights)[kRowBlock][kColumnBlock], T* sums,
+                    T (&weight_sums)[kRowBlock]) {
+  with_vectors([&](auto vector_bytes) FUSED_OPS_INLINE_LAMBDA {
+    constexpr int bytes = vector_bytes;
+    constexpr int together = bytes == 64 ? 4 : 2;  // dimensions that a weight once loaded serves
+    int64_t k = 0;
+    for (; k + together <= values.dim; k += together) {
+      add_products<bytes, together>(values, k, j, columns, weights, sums);
     }
-    weight_sums[r] += sum_of<T>(lane_sums);
-  }
+    for (; k < values.dim; ++k) add_products<bytes, 1>(values, k, j, columns, weights, sums);
+    for (int r = 0; r < kRowBlock; ++r) {
+      Lanes<T, bytes> lane_sums = {};
+      for (int64_t first = 0; first < columns; first += kLanes<T, bytes>) {
+        lane_sums += load_lanes<bytes>(weights[r] + first);
+      }
+      weight_sums[r] += sum_of<T, bytes>(lane_sums);
+    }
+  });
 }
 
 template <typename scalar, typename T>
