@@ -282,7 +282,9 @@ class Rows:
                 below = distance[:, None] - difference.abs()
                 jumps |= ((below > 0) & (below <= 4 * lost)).any(-1)
             elif case.p == 2:
-                jumps |= (distance > 0) & (distance <= 100 * lost.norm(dim=-1))
+                jumps |= (
+                    distance.isfinite() & (distance > 0) & (distance <= 100 * lost.norm(dim=-1))
+                )
         return jumps
 
 
