@@ -4,13 +4,35 @@ PYTHON ?= python3
 TORCH ?= torch>=2.10
 BIN := .venv/bin
 
-.PHONY: demo test bench docs build wheel audit test-wheel lint format clean
+.PHONY: demo test fuzz sanitize sanitize-cuda bench docs build wheel audit test-wheel lint format clean
 
 demo: build
 	$(BIN)/python examples/demo.py
 
 test: build
 	$(BIN)/python -m pytest -q
+
+# 20,000 random calls on each device.
+fuzz: build
+	$(BIN)/python -m pytest -q -m slow tests/fuzz
+
+# The CPU module under the address and the undefined behaviour sanitizer. Left out is what starts
+# compilers and processes, or measures memory.
+SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
+sanitize: .venv/ready
+	CFLAGS="$(SANITIZERS) -g1" LDFLAGS="$(SANITIZERS)" FUSED_OPS_BUILD=cpu $(BIN)/python setup.py \
+	  -q build --build-base build/sanitize --build-lib build/sanitize/lib
+	ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/sanitize/lib LD_PRELOAD="$(foreach library, \
+	  libasan.so libubsan.so libstdc++.so,$(shell $(CXX) -print-file-name=$(library)))" \
+	  $(BIN)/pytest -q tests/triplet tests/svgd tests/fuzz -m "not cuda and not timing" \
+	  -k "not compile and not export and not memory and not distributed"
+
+# Every CUDA kernel in every policy; compute-sanitizer comes with the CUDA toolkit.
+sanitize-cuda: build
+	for op in triplet svgd; do for tool in memcheck racecheck initcheck synccheck; do \
+	  compute-sanitizer --tool $$tool --error-exitcode 1 \
+	    $(BIN)/python tests/sanitized_calls.py $$op || exit 1; \
+	done; done
 
 bench: build
 	$(BIN)/python -m benchmarks

@@ -54,6 +54,7 @@ constexpr int state_columns(Norm norm, bool swap) {
 struct TripletInputs {
   ScalarType type;  // of anchor, positive and negative
   Norm norm;
+  bool is_absolute;  // whether norm one stands for two, of a single element
   bool swap;
   double eps;
   int64_t rows;

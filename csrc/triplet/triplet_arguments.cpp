@@ -63,6 +63,7 @@ TripletArguments::TripletArguments(const Tensor& a, const Tensor& p_, const Tens
   const bool single = anchor.dim == 1 && *norm == Norm::two;
   inputs = {kernel_scalar_type(a, "anchor"),
             single ? Norm::one : *norm,
+            single,
             swap,
             eps,
             anchor.count,

@@ -202,7 +202,7 @@ __device__ inline T finish_row(const TripletForward& params, int64_t row, int th
   if (forms) {
     form(is_inactive(unclamped), state.distances,
          coefficients<norm>(row_upstream(upstream, params.reduction, in.rows), state, unclamped,
-                            in.swap));
+                            in));
   }
   if (thread != 0) return 0;
   if (params.state != nullptr) {
@@ -286,9 +286,9 @@ __device__ inline TripletBackwardRow<T> load_row(const TripletBackward& params, 
   const auto state = load_row_state<norm>(
       static_cast<const T*>(params.state) + row * state_columns(norm, in.swap), in.swap);
   const T unclamped = unclamped_loss(state.distances, static_cast<T>(params.margin), in.swap);
-  return {is_inactive(unclamped), state.distances,
-          coefficients<norm>(row_upstream(upstream, params.reduction, in.rows), state, unclamped,
-                             in.swap)};
+  return {
+      is_inactive(unclamped), state.distances,
+      coefficients<norm>(row_upstream(upstream, params.reduction, in.rows), state, unclamped, in)};
 }
 
 }  // namespace fused_ops

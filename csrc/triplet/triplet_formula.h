@@ -53,11 +53,17 @@ FUSED_OPS_HOST_DEVICE inline bool is_inactive(T unclamped) {
   return unclamped < T(0);
 }
 
+// `is_absolute` tells norm two of a single element, x / |x|, from norm one, sign(x): in torch the
+// former is NaN of NaN and of inf. At distance 0 norm two has gradient 0, but of an upstream
+// gradient that is no number, which must not get lost.
 template <Norm norm, typename T>
-FUSED_OPS_HOST_DEVICE inline T coefficient(T upstream, T distance, T ties) {
-  if constexpr (norm == Norm::two) return distance == T(0) ? T(0) : upstream / distance;
+FUSED_OPS_HOST_DEVICE inline T coefficient(T upstream, T distance, T ties, bool is_absolute) {
+  if constexpr (norm == Norm::two) {
+    return distance == T(0) ? upstream * T(0) : upstream / distance;
+  }
   if constexpr (norm == Norm::infinity) return upstream / ties;
-  return upstream;
+  const T no_number = distance - distance;  // where the distance is infinite or NaN, else 0
+  return is_absolute && no_number != T(0) ? no_number : upstream;
 }
 
 // What a row of the state holds, by name.
@@ -92,18 +98,21 @@ FUSED_OPS_HOST_DEVICE inline void store_row_state(const TripletRowState<T>& row,
 template <Norm norm, typename T>
 FUSED_OPS_HOST_DEVICE inline TripletCoefficients<T> coefficients(T upstream,
                                                                  const TripletRowState<T>& row,
-                                                                 T unclamped, bool swap) {
+                                                                 T unclamped,
+                                                                 const TripletInputs& in) {
   const TripletDistances<T>& d = row.distances;
   const T active = unclamped >= T(0) ? upstream : T(0);
-  T negative_share = T(1);
-  T swap_share = T(0);
-  if (swap) {
-    swap_share = d.negative == d.swap ? T(0.5) : d.negative > d.swap ? T(1) : T(0);
-    negative_share = T(1) - swap_share;
+  T negative = active;
+  T nearer = T(0);  // of the swap. Not by products with shares, for an infinite upstream's 0 * inf
+  if (in.swap && d.negative == d.swap) {
+    negative = nearer = active / T(2);
+  } else if (in.swap && d.negative > d.swap) {
+    negative = T(0);
+    nearer = active;
   }
-  return {coefficient<norm>(active, d.positive, row.ties.positive),
-          -coefficient<norm>(active * negative_share, d.negative, row.ties.negative),
-          -coefficient<norm>(active * swap_share, d.swap, row.ties.swap)};
+  return {coefficient<norm>(active, d.positive, row.ties.positive, in.is_absolute),
+          -coefficient<norm>(negative, d.negative, row.ties.negative, in.is_absolute),
+          -coefficient<norm>(nearer, d.swap, row.ties.swap, in.is_absolute)};
 }
 
 // coefficient * phi(x), less the divisor that the coefficient holds.

@@ -217,6 +217,19 @@ void forward_items(const TripletForward& params, void* memory, int64_t begin, in
   }
 }
 
+// By halves, so that errors grow with the logarithm of `count` only.
+template <typename T>
+double sum_of(const T* values, int64_t count) {
+  constexpr int64_t kShort = 128;
+  if (count > kShort) {
+    const int64_t half = count / 2;
+    return sum_of(values, half) + sum_of(values + half, count - half);
+  }
+  double sums[8] = {};  // independent chains, so that additions overlap
+  for (int64_t i = 0; i < count; ++i) sums[i % 8] += values[i];
+  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
 template <typename scalar, Norm norm>
 void forward_finish(const TripletForward& params, void* memory) {
   using T = Accumulate<scalar>;
@@ -232,10 +245,7 @@ void forward_finish(const TripletForward& params, void* memory) {
     finish_row<scalar, norm>(params, row, distances, scratch.losses);
   }
   if (params.reduction == Reduction::none) return;
-  double sums[8] = {};  // independent chains, so that additions overlap
-  for (int64_t row = 0; row < in.rows; ++row) sums[row % 8] += scratch.losses[row];
-  double sum = 0;
-  for (const double part : sums) sum += part;
+  double sum = sum_of(scratch.losses, in.rows);
   if (params.reduction == Reduction::mean) sum /= static_cast<double>(in.rows);
   store_loss<scalar>(params, 0, static_cast<T>(sum));
 }
@@ -317,7 +327,7 @@ void backward_items(const TripletBackward& params, int64_t begin, int64_t end) {
     chunk_gradients<scalar, norm>(
         at.anchor, at.positive, at.negative, count, static_cast<T>(in.eps), in.swap,
         state.distances,
-        coefficients<norm>(upstream_gradient<scalar, T>(params, row), state, unclamped, in.swap),
+        coefficients<norm>(upstream_gradient<scalar, T>(params, row), state, unclamped, in),
         gradients[0], gradients[1], gradients[2]);
   }
 }

@@ -67,6 +67,38 @@ def test_inactive_row_with_inf_has_zero_gradient(device, p):
     check_by_hand(rows, device, p=p, loss=0.0, gradients=[[0.0, 0]] * 3)
 
 
+@pytest.mark.parametrize("upstream", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("swap", [False, True], ids=["plain", "swap"])
+@pytest.mark.parametrize("p", [1, 2])
+def test_infinite_upstream_gradient_is_as_torch_s(device, p, swap, upstream):
+    """A distance that the swap leaves out gives no 0 * inf, and one of zero gives one. The maximum
+    norm is left out: torch also multiplies what is below the maximum."""
+    inputs = random_inputs(6, 5, device=device)
+    inputs[1][1], inputs[2][2] = inputs[0][1], inputs[0][2]
+    inputs[1][3] = inputs[2][3] = inputs[0][3]
+    settings = {"p": p, "swap": swap, "margin": 9.0, "eps": 0, "reduction": "none"}
+    grad_loss = torch.full((6,), upstream, device=device)
+    results = loss_and_gradients(triplet_margin_loss, inputs, grad_loss, **settings)
+    expected = loss_and_gradients(torch_loss, inputs, grad_loss, **settings)
+    torch.testing.assert_close(results, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("swap", [False, True], ids=["plain", "swap"])
+@pytest.mark.parametrize("p", NORMS)
+def test_non_finite_single_elements_are_as_torch_s(device, p, swap, value):
+    """x / |x| of p = 2 is no number there, sign(x) of p = 1 is. Kernels take one for the other."""
+    inputs = random_inputs(7, 1, device=device)
+    for row in range(7):
+        for bit, x in enumerate(inputs):
+            if (row + 1) >> bit & 1:
+                x[row] = value
+    settings = {"p": p, "swap": swap, "margin": math.inf, "reduction": "none"}
+    results = loss_and_gradients(triplet_margin_loss, inputs, **settings)
+    expected = loss_and_gradients(torch_loss, inputs, **settings)
+    torch.testing.assert_close(results, expected, equal_nan=True)
+
+
 def test_nan_margin_passes_and_reaches_the_loss(device):
     inputs = random_inputs(3, 4, device=device)
     assert triplet_margin_loss(*inputs, margin=math.nan).isnan()

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Launches every kernel of an op in every policy, for compute-sanitizer to watch:
+
+    compute-sanitizer --tool memcheck --error-exitcode 1 python tests/sanitized_calls.py triplet
+
+and so on with racecheck, initcheck, synccheck and svgd; `make sanitize-cuda` runs all eight. Each
+tensor is then an allocation of its own, so that memory not written, or next to a tensor, is seen.
+"""
+
+import itertools
+import math
+import os
+import sys
+from functools import partial
+
+if __name__ == "__main__":
+    os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+
+import torch
+
+import fused_ops
+from fused_ops import _C, median_bandwidth, svgd_phi, svgd_step, triplet_margin_loss
+
+ops = torch.ops.fused_ops
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+NORMS = (1, 2, math.inf)
+
+# Whole rows, odd ones in tiles, with gaps between them, longer than are held, more than blocks
+TRIPLET_LAYOUTS = {
+    "whole": lambda make: make(70, 64),
+    "odd": lambda make: make(700, 33),
+    "odd and long": lambda make: make(300, 1001),
+    "sliced": lambda make: make(70, 47)[:, 3:40],
+    "long": lambda make: make(3, 40_003),
+    "one": lambda make: make(300, 1),
+}
+
+
+def triplet(device="cuda"):
+    cases = itertools.product(TRIPLET_LAYOUTS.values(), DTYPES, NORMS)
+    for number, (layout, dtype, p) in enumerate(cases):
+        inputs = [layout(partial(random_tensor, dtype, device)) for _ in range(3)]
+        swap, reduction = number % 2 == 1, number % 3
+        arguments = (*inputs, 0.3, p, 1e-6, swap, reduction)
+        settings = arguments[3:]
+        needs_grad = [True, number % 5 > 0, number % 4 > 0]
+        for form in range(len(_C.TRIPLET_FORMS)):
+            loss, state = ops.triplet_forward(*arguments, False, True, form)
+            grad_loss = torch.ones_like(loss)
+            ops.triplet_backward(grad_loss, *inputs, state, *settings, *needs_grad, form)
+            if device != "cuda":
+                continue
+            for upstream in (1, 1, 0.5):  # a guess that is missing, right and wrong
+                results = ops.triplet_forward_with_gradients(*arguments, False, *needs_grad, form)
+                loss, state, *gradients = results
+                grad_loss = torch.full_like(loss, upstream)
+                ops.triplet_correct_gradients(
+                    grad_loss, *inputs, state, *settings, *gradients, form
+                )
+    inputs = [random_tensor(torch.float32, device, 300, 7).requires_grad_() for _ in range(3)]
+    triplet_margin_loss(*inputs, swap=True).backward()
+
+
+# One launch, tiles, direct differences, tensor cores; several chunks of dimensions
+SVGD_SHAPES = [(1, 3), (65, 33), (300, 5), (1100, 2), (20, 700)]
+SVGD_MANY = [(2100, 3), (2113, 64), (2080, 128), (2064, 256), (2049, 300)]
+SVGD_PROBLEMS = [(4, 64, 32), (3, 130, 3), (2, 300, 5)]
+
+
+def svgd(device="cuda"):
+    for shape, dtype in itertools.product([*SVGD_SHAPES, *SVGD_PROBLEMS], DTYPES):
+        _svgd_calls(*_svgd_inputs(shape, dtype, device))
+    for shape in SVGD_MANY:
+        particles, score = _svgd_inputs(shape, torch.float32, device)
+        _svgd_calls(particles, score)
+        for form, precision in itertools.product(range(-1, len(_C.SVGD_FORMS)), range(3)):
+            try:
+                ops.svgd_update(
+                    particles, score, None, 0, 0.0, 0, 1.0, None, precision, form, 0, None
+                )
+            except RuntimeError as error:
+                assert "does not take" in str(error)
+        for kernel in range(2):
+            ops.svgd_update(
+                particles, score, None, -1, 2.0, kernel, 1.0, None, 1, -1, len(particles) // 3, 700
+            )
+    for shape in [(131, 5), *SVGD_MANY]:
+        _shared_median(_svgd_inputs(shape, torch.float32, device)[0], 2)
+    _shared_median(_svgd_inputs((131, 5), torch.float64, device)[0], 2)
+
+
+def _svgd_inputs(shape, dtype, device):
+    """Columns of wider rows, which other numbers surround."""
+    *rows, dim = shape
+    wide = [random_tensor(dtype, device, *rows, dim + 3) for _ in range(2)]
+    return [x[..., 1:-2] for x in wide]
+
+
+def _svgd_calls(particles, score):
+    for kernel in ("rbf", "imq"):
+        svgd_phi(particles, score, kernel=kernel)
+        svgd_step(particles, score, 0.1, kernel=kernel, bandwidth=2.0)
+    ties = particles.clone()
+    ties[..., ties.shape[-2] // 5 :, :] = 1  # a zero median, for which a mean stands
+    for rule in ("paper", "reference"):
+        median_bandwidth(particles, rule)
+        median_bandwidth(ties, rule)
+
+
+def _shared_median(particles, shares):
+    memories = [ops.svgd_share_memory(particles, shares) for _ in range(shares)]
+    received = None
+    for index in range(memories[0][1], memories[0][2] + 1):
+        messages = [
+            ops.svgd_share_pass(particles, memory, received, 0, index, share, shares)
+            for share, (memory, _, _) in enumerate(memories)
+        ]
+        received = torch.stack(messages).sum(0)
+    ops.svgd_share_bandwidth(particles, memories[0][0], received, 0, shares)
+    ops.svgd_distances(particles)
+
+
+def random_tensor(dtype, device, *shape):
+    return torch.randn(shape, device=device).to(dtype)
+
+
+OPS = {"triplet": triplet, "svgd": svgd}
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    with fused_ops.set_fallback("error"):
+        OPS[sys.argv[1]]()
+    torch.cuda.synchronize()
+    print(f"{sys.argv[1]}: all launched")
