@@ -11,6 +11,7 @@ from fused_ops.triplet import (
     patch_torch,
     set_gradients_in_forward,
     triplet_margin_loss,
+    triplet_margin_loss_indexed,
 )
 
 __version__ = "0.1.0"
@@ -30,4 +31,5 @@ __all__ = [
     "svgd_phi",
     "svgd_step",
     "triplet_margin_loss",
+    "triplet_margin_loss_indexed",
 ]

@@ -137,7 +137,7 @@ def tensor_reasons(*tensors: torch.Tensor) -> list[str]:
         return [why_not]
     # This runs before every call: plain comparisons first, texts only where one fails.
     for tensor in tensors:
-        if type(tensor) not in _PLAIN_TENSORS and _overrides_torch(tensor):
+        if not is_plain(tensor):
             return [f"{type(tensor).__name__} is not a plain torch.Tensor"]
         if tensor.is_nested or tensor.layout is not torch.strided:
             return ["a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"]
@@ -164,6 +164,11 @@ def tensor_reasons(*tensors: torch.Tensor) -> list[str]:
     if torch._C._len_torch_function_stack() > 0 and _mode_intervenes():
         reasons.append("a __torch_function__ mode is active")
     return reasons
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it is a tensor, and of no class that torch's functions treat in its own way."""
+    return type(tensor) in _PLAIN_TENSORS or not _overrides_torch(tensor)
 
 
 def _overrides_torch(tensor: torch.Tensor) -> bool:
