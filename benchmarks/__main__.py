@@ -11,8 +11,9 @@ import torch
 
 import fused_ops
 from benchmarks import measure, rows, svgd, triplet
+from benchmarks.triplet import indexed
 
-OPS = {"triplet": triplet.cases, "svgd": svgd.cases}
+OPS = {"triplet": triplet.cases, "triplet_indexed": indexed.cases, "svgd": svgd.cases}
 
 
 def main() -> None:

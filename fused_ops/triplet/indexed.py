@@ -10,9 +10,9 @@ from fused_ops._support import (
     accumulate_dtype,
     check_fallback,
     explains,
-    is_plain,
     name_of,
     tensor_reasons,
+    unplain_reason,
 )
 from fused_ops.triplet.function import in_torch, option_reasons, rows_are_whole
 from fused_ops.triplet.ops import NONE
@@ -129,12 +129,15 @@ def _reasons(embeddings, indices, margin, p, eps, swap) -> list[str]:
     reasons = tensor_reasons(embeddings)
     if reasons:
         return reasons
-    if not all(is_plain(index) and index.dtype in (torch.int64, torch.int32) for index in indices):
-        return ["indices are no plain tensors of int64 or int32"]
+    for index in indices:
+        if why := unplain_reason(index):
+            return [why]
     shapes = [tuple(index.shape) for index in indices]
     if not shapes[0] == shapes[1] == shapes[2]:
         reasons.append(f"shapes of the indices {', '.join(map(str, shapes))} differ")
     for index in indices:
+        if index.dtype not in (torch.int64, torch.int32):
+            reasons.append(f"dtype {index.dtype} of an index (kernels take int32, int64)")
         if index.device != embeddings.device:
             reasons.append(f"mixed devices {embeddings.device} and {index.device}")
     if embeddings.dim() != 2:

@@ -262,8 +262,12 @@ EMPTY = torch.empty(0, dtype=torch.int64)
 FALLBACKS = {
     "no triplets": ((torch.ones(4, 3), EMPTY, EMPTY, EMPTY), {}, "no embeddings or no triplets"),
     "p": ((torch.ones(4, 3), *[torch.tensor([0, 1])] * 3), {"p": 3}, "p=3"),
-    "a mask": ((torch.ones(4, 3), *[torch.tensor([True, False] * 2)] * 3), {}, "no plain tensors"),
-    "a list": ((torch.ones(4, 3), [0, 1], [1, 2], [3, 3]), {}, "no plain tensors"),
+    "a mask": (
+        (torch.ones(4, 3), *[torch.tensor([True, False] * 2)] * 3),
+        {},
+        "dtype torch.bool of an",
+    ),
+    "a list": ((torch.ones(4, 3), [0, 1], [1, 2], [3, 3]), {}, "list is not a plain"),
     "broadcast": (
         (torch.ones(4, 3), torch.tensor([0, 1]), torch.tensor([2]), torch.tensor([3])),
         {},
