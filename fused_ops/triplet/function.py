@@ -52,7 +52,10 @@ def option_reasons(tensors, margin, p, eps, swap) -> list[str]:
 
 
 def _needs_grad(*tensors) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    for tensor in tensors:  # any() of a generator would take three times as long
+        if tensor.requires_grad:
+            return torch.is_grad_enabled()
+    return False
 
 
 def _any_inference(*tensors) -> bool:
