@@ -92,7 +92,7 @@ class Miner {
     totals_ = {};
     HardPicks<T> picks{-1, -1, T(0), T(0)};
     const bool none = positives_.empty() || negatives() == 0;
-    if (none || poisoned_) {
+    if (none || first_nan_ >= 0) {
       if (!none) poison(picks);
       if (call_.mining != Mining::hard) std::fill_n(row_, count(), none ? T(0) : kNan);
     } else if (call_.mining == Mining::all) {
@@ -120,7 +120,7 @@ class Miner {
     return pair_coefficient(weight_ * gradient, d, call_.distance);
   }
 
-  // The row of distances, the positives in the order of references, and whether any is NaN.
+  // The row of distances, the positives in the order of references, and the first NaN.
   void form_distances() {
     const BatchRows &x = call_.anchors, &y = call_.references;
     const T norm = static_cast<const T*>(x.norms)[anchor_];
@@ -134,11 +134,11 @@ class Miner {
       }
     }
     positives_.clear();
-    poisoned_ = false;
+    first_nan_ = -1;
     for (int64_t j = 0; j < count(); ++j) {
       row_[j] = distance_from_squared(row_[j], call_.distance);
       if (j == own_) continue;
-      poisoned_ |= row_[j] != row_[j];
+      if (first_nan_ < 0 && row_[j] != row_[j]) first_nan_ = j;
       if (!is_negative(j)) positives_.push_back({row_[j], j});
     }
   }
@@ -149,9 +149,7 @@ class Miner {
     const bool all = call_.mining == Mining::all, hard = call_.mining == Mining::hard;
     const double items = all ? positives * others : hard ? 1 : positives;
     totals_ = {kNan, items, 0, kNan, all ? positives : items, kNan, all ? others : items};
-    int64_t other = 0;
-    while (!is_negative(other)) ++other;
-    picks = {positives_.front().index, other, kNan, kNan};
+    picks = {first_nan_, first_nan_, kNan, kNan};
   }
 
   // How many thresholds, of which there are `size`, are not above d.
@@ -179,13 +177,13 @@ class Miner {
       const int64_t above = few ? counts_[j] : size - bin_of(sorted_.data(), size, d);
       ++bins_[size - above];
       totals_.negative_sum += d;
-      totals_.loss -= static_cast<double>(above) * d;
+      if (above > 0) totals_.loss -= static_cast<double>(above) * d;  // d may be infinite
       row_[j] = coefficient(-static_cast<T>(above), d);
     }
     for (int64_t k = 0, below = 0; k < size; ++k) {
       bins_[k] = below += bins_[k];
       totals_.active += static_cast<double>(below);
-      totals_.loss += static_cast<double>(below) * sorted_[k];
+      if (below > 0) totals_.loss += static_cast<double>(below) * sorted_[k];
     }
     if (own_ >= 0) row_[own_] = 0;
     for (const auto& [d, j] : positives_) {
@@ -268,7 +266,7 @@ class Miner {
   T* row_ = nullptr;
   int64_t own_ = -1;
   T weight_ = 1;
-  bool poisoned_ = false;
+  int64_t first_nan_ = -1;  // among the distances, or -1
   BatchTotals totals_{};
   std::vector<Neighbour<T>> positives_;
   std::vector<Neighbour<T>> nearest_;  // negatives, by bin

@@ -14,6 +14,7 @@ from fused_ops._support import (
     is_exporting,
     name_of,
     tensor_reasons,
+    unplain_reason,
 )
 from fused_ops.batch_triplet import ops
 from fused_ops.batch_triplet.reference import unit_rows
@@ -110,19 +111,17 @@ def batch_triplet_loss(
     settings = (
         0 if references is None else -1, float(margin), mining, distance, reduction, bool(soft)
     )  # fmt: skip
-    why = _reasons(embeddings, labels, references, reference_labels)
+    why = reasons(embeddings, labels, references, reference_labels)
     if distance == "cosine":
         embeddings, references = unit(embeddings), unit(references)
     if why:
         check_fallback("batch_triplet_loss", why)
-        loss, totals = ops.loss_in_torch(
-            embeddings, references, labels, reference_labels, settings
-        )
+        loss, totals = ops.loss_in_torch(embeddings, references, labels, reference_labels, settings)
     else:
         loss, totals = ops.BatchTripletFunction.apply(
             embeddings, references, labels.long(), reference_labels.long(), settings
         )
-    return (loss, _stats(totals)) if return_stats else loss
+    return (loss, stats(totals)) if return_stats else loss
 
 
 def check(
@@ -187,27 +186,25 @@ def unit(rows: torch.Tensor | None) -> torch.Tensor | None:
     return None if rows is None else unit_rows(rows.to(accumulate_dtype(rows.dtype)))
 
 
-def _reasons(embeddings, labels, references, reference_labels) -> list[str]:
+def reasons(embeddings, labels, references, reference_labels) -> list[str]:
     """Why the kernels do not take a call; empty where they do."""
     tensors = [embeddings] if references is None else [embeddings, references]
-    reasons = tensor_reasons(*tensors)
-    if reasons:
-        return reasons
-    if any(type(x) is not torch.Tensor and type(x).__name__ != "FakeTensor" for x in
-           (labels, reference_labels)):  # fmt: skip
-        reasons.append(f"{type(labels).__name__} is not a plain torch.Tensor")
+    found = tensor_reasons(*tensors)
+    if found:
+        return found
+    found = [why for x in (labels, reference_labels) if (why := unplain_reason(x))][:1]
     if any(tensor.numel() == 0 for tensor in tensors):
-        reasons.append("no rows or no dimensions")
+        found.append("no rows or no dimensions")
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         # The compiler has no inference tensors, and cannot trace the question.
         if not torch.compiler.is_compiling() and any(tensor.is_inference() for tensor in tensors):
-            reasons.append("an inference tensor, which autograd cannot keep for the backward")
+            found.append("an inference tensor, which autograd cannot keep for the backward")
         if is_exporting():
-            reasons.append("torch.export keeps no gradients of custom ops: try it in no_grad")
-    return reasons
+            found.append("torch.export keeps no gradients of custom ops: try it in no_grad")
+    return found
 
 
-def _stats(totals: torch.Tensor) -> BatchTripletStats:
+def stats(totals: torch.Tensor) -> BatchTripletStats:
     _, items, active, positive_sum, positives, negative_sum, negatives = totals.unbind()
     return BatchTripletStats(
         active / items.clamp_min(1), positive_sum / positives, negative_sum / negatives
@@ -270,8 +267,8 @@ def _(
     )  # fmt: skip
     if references is None:
         reference_labels = labels
-    reasons = _reasons(embeddings, labels, references, reference_labels)
-    if reasons:
-        return Dispatch("batch_triplet_loss", "pytorch", reasons=tuple(reasons))
+    why = reasons(embeddings, labels, references, reference_labels)
+    if why:
+        return Dispatch("batch_triplet_loss", "pytorch", reasons=tuple(why))
     details = {"device": embeddings.device.type, "dtype": name_of(embeddings.dtype)}
     return Dispatch("batch_triplet_loss", "fused", details)

@@ -26,7 +26,9 @@ def random_batch(count, dim, classes, dtype=torch.float32, device="cpu", seed=0,
     return (rows / dim**0.5).to(device, dtype), labels.to(device)
 
 
-def loss_and_gradients(embeddings, labels, references=None, upstream=None, function=None, **settings):
+def loss_and_gradients(
+    embeddings, labels, references=None, upstream=None, function=None, **settings
+):
     """[loss, gradient of the embeddings, and of the references where there are such]."""
     leaves = [embeddings.detach().clone().requires_grad_()]
     if references is not None:
@@ -38,13 +40,13 @@ def loss_and_gradients(embeddings, labels, references=None, upstream=None, funct
     return [loss.detach(), *torch.autograd.grad(loss, leaves, upstream)]
 
 
-def distance_of(x, y, distance):
+def distances_of(x, others, distance):
     if distance == "cosine":
-        return 1 - x @ y / (x.norm() * y.norm())
-    squared = ((x - y) ** 2).sum()
+        return 1 - others @ x / (others.norm(dim=1) * x.norm())
+    squared = ((x - others) ** 2).sum(1)
     if distance == "squared":
         return squared
-    return squared.sqrt() if squared > 0 else squared * 0
+    return torch.where(squared > 0, torch.where(squared > 0, squared, 1).sqrt(), 0)
 
 
 def looped_loss(
@@ -55,9 +57,10 @@ def looped_loss(
     own = reference_embeddings is None
     others = embeddings if own else reference_embeddings
     other_labels = (labels if own else reference_labels).tolist()
-    losses, terms = [], []
+    losses, active, items = [], 0, 0
     for i, label in enumerate(labels.tolist()):
-        d = [distance_of(embeddings[i], y, distance) for y in others]
+        distances = distances_of(embeddings[i], others, distance)
+        d = distances.tolist()
         columns = [j for j in range(len(d)) if not (own and j == i)]
         positives = [j for j in columns if other_labels[j] == label]
         negatives = [j for j in columns if other_labels[j] != label]
@@ -73,16 +76,15 @@ def looped_loss(
                     pairs.append((p, min(farther, key=lambda j: d[j])))
                 else:
                     pairs.append((p, max(negatives, key=lambda j: d[j])))
-        found = [d[p] - d[n] + margin for p, n in pairs]
-        found = [torch.log1p(x.exp()) if soft else x if x > 0 else x * 0 for x in found]
-        terms += found
-        losses.append(sum(found) if found else embeddings[i].sum() * 0)
+        chosen = [p for p, _ in pairs], [n for _, n in pairs]
+        terms = distances[chosen[0]] - distances[chosen[1]] + margin
+        terms = torch.log1p(terms.exp()) if soft else torch.where(terms > 0, terms, 0)
+        losses.append(terms.sum())
+        items += len(pairs)
+        active += (terms > 0).sum().item()
     if reduction == "none":
         return torch.stack(losses)
-    counts = {
-        "mean": len(terms), "mean_active": sum(term.item() > 0 for term in terms), "sum": 1
-    }  # fmt: skip
-    return sum(losses) / max(counts[reduction], 1)
+    return sum(losses) / max({"mean": items, "mean_active": active, "sum": 1}[reduction], 1)
 
 
 def error(results, exact):
