@@ -128,7 +128,7 @@ def check(
     embeddings, labels, margin, mining, distance, reduction, soft, reference_embeddings,
     reference_labels,
 ) -> torch.Tensor | None:  # fmt: skip
-    """Raises what `batch_triplet_loss` does, and returns the references, None for the embeddings."""
+    """Raises what `batch_triplet_loss` does; the references, or None for the embeddings."""
     _check_rows("embeddings", embeddings, "labels", labels)
     if isinstance(margin, bool) or not isinstance(margin, numbers.Real):
         raise TypeError(f"margin: expected a number, got {type(margin).__name__}")
@@ -192,7 +192,8 @@ def reasons(embeddings, labels, references, reference_labels) -> list[str]:
     found = tensor_reasons(*tensors)
     if found:
         return found
-    found = [why for x in (labels, reference_labels) if (why := unplain_reason(x))][:1]
+    why = unplain_reason(labels) or unplain_reason(reference_labels)
+    found = [why] if why else []
     if any(tensor.numel() == 0 for tensor in tensors):
         found.append("no rows or no dimensions")
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):

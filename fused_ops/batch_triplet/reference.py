@@ -83,7 +83,8 @@ def loss_and_totals(
         positives, negatives, d_ip, d_in = positive, negative, d, d
     else:
         positives = negatives = item
-    counts = [item.sum(), (terms > 0).flatten(1).sum(1)[~poisoned].sum()]
+    active = torch.where(poisoned, 0, (terms > 0).flatten(1).sum(1))
+    counts = [item.sum(), active.sum()]
     sums = [losses.sum(), *counts]
     for mask, values in ((positives, d_ip), (negatives, d_in)):
         sums += [torch.where(mask, values, 0).sum(), mask.sum()]
