@@ -8,6 +8,7 @@
 
 #include "batch_triplet/batch_triplet_kernel_cpu.h"
 #include "batch_triplet/batch_triplet_run.h"
+#include "common/ceil_div.h"
 
 namespace fused_ops {
 namespace {
@@ -41,6 +42,13 @@ class CpuKernels : public BatchTripletKernels {
   void mine(const BatchTriplet& call, const BatchChunk& chunk) override {
     for_rows(chunk.count, call.references.count,
              [&](int64_t begin, int64_t end) { batch_triplet_mine(call, chunk, begin, end); });
+  }
+  void symmetrise(const BatchTriplet& call, void* coefficients) override {
+    const int64_t count = call.anchors.count;
+    for_rows(ceil_div(count, kTransposedRows), kTransposedRows * count,
+             [&](int64_t begin, int64_t end) {
+               batch_triplet_symmetrise(call, coefficients, begin, end);
+             });
   }
   void add(const BatchTriplet& call, void* into, const void* values, int64_t count) override {
     batch_triplet_add(call, into, values, count);

@@ -27,6 +27,9 @@ class CudaKernels : public BatchTripletKernels {
   void mine(const BatchTriplet& call, const BatchChunk& chunk) override {
     check_cuda(launch_batch_mine(call, chunk, context_.stream));
   }
+  void symmetrise(const BatchTriplet& call, void* coefficients) override {
+    check_cuda(launch_batch_symmetrise(call, coefficients, context_.stream));
+  }
   void add(const BatchTriplet& call, void* into, const void* values, int64_t count) override {
     check_cuda(launch_batch_add(call, into, values, count, context_.stream));
   }

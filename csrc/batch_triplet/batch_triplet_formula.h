@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "batch_triplet/batch_triplet.h"
+#include "common/clones.h"
 #include "common/host_device.h"
 
 namespace fused_ops {
@@ -16,7 +17,8 @@ constexpr double kNearShare = 1.0 / 256;
 
 // |x|^2 + |y|^2 - 2 x y; `near` where cancellation took its digits, or where it is no number.
 template <typename T>
-FUSED_OPS_HOST_DEVICE inline T squared_from_product(T product, T norm_x, T norm_y, bool& near) {
+FUSED_OPS_HOST_DEVICE FUSED_OPS_INLINE T squared_from_product(T product, T norm_x, T norm_y,
+                                                              bool& near) {
   const T norms = norm_x + norm_y;
   const T squared = norms - 2 * product;
   near = !(squared > static_cast<T>(kNearShare) * norms) || !(squared - squared == 0);

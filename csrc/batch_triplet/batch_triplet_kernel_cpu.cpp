@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // CPU kernels of batch_triplet_loss.
 //
-// An anchor's positives are sorted. For "all" their thresholds t = d_ip + margin: a negative takes
-// part in as many triplets as there are thresholds above its distance, and counts itself into the
-// bin of the first, from which each positive learns how many negatives lie below its threshold. The
-// loss is the sum of count * t over the positives minus that of count * d over the negatives. For
-// "semihard" each bin keeps the nearest negative that lies there, and the minimum from the back is
-// what a positive looks for.
+// For "all" a positive has a threshold t = d_ip + margin and takes part in as many triplets as
+// there are negatives below it, a negative in as many as there are thresholds above it. The loss is
+// the sum of count * t over the positives minus that of count * d over the negatives. Up to
+// kFewPositives each goes through the whole row, in vectors. More are sorted: a negative searches
+// its place and counts itself into that bin. For "semihard" each bin keeps its nearest negative,
+// and the minimum from the back is what a positive looks for.
+//
+// Sums run over a fixed number of lanes, so every instruction set gives the same bits.
 
 #include "batch_triplet/batch_triplet_kernel_cpu.h"
 
@@ -14,10 +16,14 @@
 #include <cmath>
 #include <limits>
 #include <type_traits>
+#include <utility>
 
 #include "batch_triplet/batch_triplet_formula.h"
 #include "common/clones.h"
 #include "common/cpu_scalar.h"
+
+// A root that sets errno is none of vectors.
+#pragma GCC optimize("no-math-errno")
 
 namespace fused_ops {
 namespace {
@@ -25,7 +31,9 @@ namespace {
 template <typename scalar>
 using Accumulate = std::conditional_t<std::is_same_v<scalar, double>, double, float>;
 
-constexpr int64_t kFewPositives = 24;  // compared one by one, in vectors, rather than searched
+constexpr int64_t kFewPositives =
+    256;  // a search costs as much as that many comparisons in vectors
+constexpr int kSumLanes = 8;
 
 // Calls `function` with a null pointer of the accumulation type.
 template <typename Function>
@@ -62,10 +70,102 @@ FUSED_OPS_CLONES T squared_difference(const scalar* x, const scalar* y, int64_t 
   return sum;
 }
 
+FUSED_OPS_INLINE float root(float x) { return __builtin_sqrtf(x); }
+FUSED_OPS_INLINE double root(double x) { return __builtin_sqrt(x); }
+
+// The sum of `value(j)` for j < count.
+template <typename Value>
+FUSED_OPS_INLINE double sum_in_lanes(int64_t count, const Value& value) {
+  double lanes[kSumLanes] = {};
+  int64_t j = 0;
+  for (; j + kSumLanes <= count; j += kSumLanes) {
+    for (int lane = 0; lane < kSumLanes; ++lane) lanes[lane] += value(j + lane);
+  }
+  for (; j < count; ++j) lanes[j % kSumLanes] += value(j);
+  double sum = 0;
+  for (const double lane : lanes) sum += lane;
+  return sum;
+}
+
+struct RowFacts {
+  bool nan;             // whether there is one
+  double negative_sum;  // of the negatives' distances
+};
+
+// Distances in the place of their squares, and in `negatives` infinity in that of all others.
 template <typename T>
-FUSED_OPS_CLONES void count_above(const T* row, T threshold, int64_t count, int32_t* counts) {
+FUSED_OPS_CLONES RowFacts squares_to_distances(T* row, T* negatives, const int64_t* labels,
+                                               int64_t label, int64_t count,
+                                               BatchDistance distance) {
+  if (distance == BatchDistance::euclidean) {
+    for (int64_t j = 0; j < count; ++j) row[j] = root(row[j]);
+  } else if (distance == BatchDistance::half_squared) {
+    for (int64_t j = 0; j < count; ++j) row[j] /= 2;
+  }
+  int nan = 0;
 #pragma GCC ivdep
-  for (int64_t j = 0; j < count; ++j) counts[j] += row[j] < threshold;
+  for (int64_t j = 0; j < count; ++j) {
+    const T d = row[j];
+    nan |= d != d;
+    negatives[j] = labels[j] != label ? d : std::numeric_limits<T>::infinity();
+  }
+  return {nan != 0, sum_in_lanes(count, [&](int64_t j) FUSED_OPS_INLINE_LAMBDA {
+            return labels[j] != label ? static_cast<double>(row[j]) : 0.0;
+          })};
+}
+
+// How many distances are below the threshold; counts it in each of them.
+template <typename T>
+FUSED_OPS_CLONES int32_t count_below(const T* negatives, T threshold, int64_t count,
+                                     int32_t* above) {
+  int32_t found = 0;
+#pragma GCC ivdep
+  for (int64_t j = 0; j < count; ++j) {
+    const int32_t below = negatives[j] < threshold;
+    above[j] += below;
+    found += below;
+  }
+  return found;
+}
+
+// The coefficients of negatives that have `above` thresholds above them; returns their part of the
+// loss. Where that is none the distance may be infinite.
+template <typename T>
+FUSED_OPS_CLONES double count_to_coefficients(T* row, const int32_t* above, T weight, int64_t count,
+                                              BatchDistance distance) {
+  const double loss = sum_in_lanes(count, [&](int64_t j) FUSED_OPS_INLINE_LAMBDA {
+    return above[j] == 0 ? 0.0 : static_cast<double>(above[j]) * static_cast<double>(row[j]);
+  });
+  if (distance == BatchDistance::euclidean) {
+#pragma GCC ivdep
+    for (int64_t j = 0; j < count; ++j) {
+      const T c = -weight * static_cast<T>(above[j]);
+      row[j] = row[j] == 0 || above[j] == 0 ? T(0) : c / row[j];
+    }
+  } else {
+    const T factor = distance == BatchDistance::squared ? -2 * weight : -weight;
+    for (int64_t j = 0; j < count; ++j) row[j] = factor * static_cast<T>(above[j]);
+  }
+  return loss;
+}
+
+// The smallest distance above `bound`, or infinity.
+template <typename T>
+FUSED_OPS_CLONES T least_above(const T* negatives, T bound, int64_t count) {
+  constexpr int kLanes = 64 / sizeof(T);
+  constexpr T infinity = std::numeric_limits<T>::infinity();
+  T lanes[kLanes];
+  std::fill_n(lanes, kLanes, infinity);
+  const auto visit = [&](int lane, T d) FUSED_OPS_INLINE_LAMBDA {
+    const T other = d > bound ? d : infinity;
+    lanes[lane] = other < lanes[lane] ? other : lanes[lane];
+  };
+  int64_t j = 0;
+  for (; j + kLanes <= count; j += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) visit(lane, negatives[j + lane]);
+  }
+  for (; j < count; ++j) visit(0, negatives[j]);
+  return *std::min_element(lanes, lanes + kLanes);
 }
 
 template <typename T>
@@ -81,7 +181,10 @@ class Miner {
 
  public:
   Miner(const BatchTriplet& call, const BatchChunk& chunk)
-      : call_(call), chunk_(chunk), counts_(call.references.count) {}
+      : call_(call), chunk_(chunk), row_negatives_(count()), above_(count()) {
+    for (int64_t j = 0; j < count(); ++j) by_class_.push_back({call.references.labels[j], j});
+    std::sort(by_class_.begin(), by_class_.end());
+  }
 
   void mine(int64_t r) {
     anchor_ = chunk_.first + r;
@@ -133,13 +236,18 @@ class Miner {
                                           rows + j * y.stride, call_.dim);
       }
     }
+    if (own_ >= 0) row_[own_] = 0;
+    const int64_t label = x.labels[anchor_];
+    const RowFacts facts =
+        squares_to_distances(row_, row_negatives_.data(), y.labels, label, count(), call_.distance);
+    negative_sum_ = facts.negative_sum;
+    first_nan_ =
+        facts.nan ? std::find_if(row_, row_ + count(), [](T d) { return d != d; }) - row_ : -1;
     positives_.clear();
-    first_nan_ = -1;
-    for (int64_t j = 0; j < count(); ++j) {
-      row_[j] = distance_from_squared(row_[j], call_.distance);
-      if (j == own_) continue;
-      if (first_nan_ < 0 && row_[j] != row_[j]) first_nan_ = j;
-      if (!is_negative(j)) positives_.push_back({row_[j], j});
+    for (auto next = std::lower_bound(by_class_.begin(), by_class_.end(),
+                                      std::pair<int64_t, int64_t>(label, 0));
+         next != by_class_.end() && next->first == label; ++next) {
+      if (next->second != own_) positives_.push_back({row_[next->second], next->second});
     }
   }
 
@@ -152,48 +260,66 @@ class Miner {
     picks = {first_nan_, first_nan_, kNan, kNan};
   }
 
-  // How many thresholds, of which there are `size`, are not above d.
-  int64_t bin_of(const T* sorted, int64_t size, T d) const {
-    return std::upper_bound(sorted, sorted + size, d) - sorted;
+  // The negative at a distance that is known to be that of one.
+  Neighbour<T> negative_at(T d) const {
+    return {d, std::find(row_negatives_.begin(), row_negatives_.end(), d) - row_negatives_.begin()};
+  }
+
+  Neighbour<T> farthest_negative() const {
+    Neighbour<T> farthest{-1, -1};
+    for (int64_t j = 0; j < count(); ++j) {
+      if (is_negative(j) && row_[j] > farthest.distance) farthest = {row_[j], j};
+    }
+    return farthest;
   }
 
   void all() {
     const auto size = static_cast<int64_t>(positives_.size());
-    sorted_.clear();
-    for (const auto& positive : positives_) {
-      sorted_.push_back(positive.distance + static_cast<T>(call_.margin));
-      totals_.positive_sum += positive.distance;
+    const auto margin = static_cast<T>(call_.margin);
+    std::fill(above_.begin(), above_.end(), 0);
+    below_.assign(size, 0);
+    if (size <= kFewPositives) {
+      for (int64_t k = 0; k < size; ++k) {
+        below_[k] = count_below(row_negatives_.data(), positives_[k].distance + margin, count(),
+                                above_.data());
+      }
+    } else {
+      count_by_searching(margin);
     }
-    std::sort(sorted_.begin(), sorted_.end());
-    bins_.assign(size + 1, 0);
-    const bool few = size <= kFewPositives;
-    if (few) {
-      std::fill(counts_.begin(), counts_.end(), 0);
-      for (const T threshold : sorted_) count_above(row_, threshold, count(), counts_.data());
-    }
-    for (int64_t j = 0; j < count(); ++j) {
-      if (!is_negative(j)) continue;
-      const T d = row_[j];
-      const int64_t above = few ? counts_[j] : size - bin_of(sorted_.data(), size, d);
-      ++bins_[size - above];
-      totals_.negative_sum += d;
-      if (above > 0) totals_.loss -= static_cast<double>(above) * d;  // d may be infinite
-      row_[j] = coefficient(-static_cast<T>(above), d);
-    }
-    for (int64_t k = 0, below = 0; k < size; ++k) {
-      bins_[k] = below += bins_[k];
-      totals_.active += static_cast<double>(below);
-      if (below > 0) totals_.loss += static_cast<double>(below) * sorted_[k];
-    }
-    if (own_ >= 0) row_[own_] = 0;
-    for (const auto& [d, j] : positives_) {
-      const auto place =
-          std::lower_bound(sorted_.begin(), sorted_.end(), d + static_cast<T>(call_.margin));
-      row_[j] = coefficient(static_cast<T>(bins_[place - sorted_.begin()]), d);
+    totals_.loss = -count_to_coefficients(row_, above_.data(), weight_, count(), call_.distance);
+    for (int64_t k = 0; k < size; ++k) {
+      const auto [d, j] = positives_[k];
+      const auto below = static_cast<double>(below_[k]);
+      row_[j] = coefficient(static_cast<T>(below_[k]), d);
+      totals_.positive_sum += d;
+      totals_.active += below;
+      if (below > 0) totals_.loss += below * static_cast<double>(d + margin);
     }
     totals_.positives = static_cast<double>(size);
+    totals_.negative_sum = negative_sum_;
     totals_.negatives = static_cast<double>(negatives());
     totals_.items = totals_.positives * totals_.negatives;
+  }
+
+  void count_by_searching(T margin) {
+    const auto size = static_cast<int64_t>(positives_.size());
+    sorted_.clear();
+    for (const auto& positive : positives_) sorted_.push_back(positive.distance + margin);
+    std::sort(sorted_.begin(), sorted_.end());
+    bins_.assign(size + 1, 0);
+    for (int64_t j = 0; j < count(); ++j) {
+      if (!is_negative(j)) continue;
+      const int64_t bin =
+          std::upper_bound(sorted_.begin(), sorted_.end(), row_[j]) - sorted_.begin();
+      above_[j] = static_cast<int32_t>(size - bin);
+      ++bins_[bin];
+    }
+    for (int64_t k = 1; k < size; ++k) bins_[k] += bins_[k - 1];
+    for (int64_t k = 0; k < size; ++k) {
+      const T threshold = positives_[k].distance + margin;
+      below_[k] =
+          bins_[std::lower_bound(sorted_.begin(), sorted_.end(), threshold) - sorted_.begin()];
+    }
   }
 
   void add_item(const Neighbour<T>& positive, const Neighbour<T>& negative, T& weight) {
@@ -213,21 +339,24 @@ class Miner {
     const auto size = static_cast<int64_t>(positives_.size());
     std::stable_sort(positives_.begin(), positives_.end(),
                      [](const auto& a, const auto& b) { return a.distance < b.distance; });
-    sorted_.clear();
-    for (const auto& positive : positives_) sorted_.push_back(positive.distance);
     constexpr T infinity = std::numeric_limits<T>::infinity();
-    nearest_.assign(size, {infinity, -1});
-    Neighbour<T> farthest{-1, -1};
-    for (int64_t j = 0; j < count(); ++j) {
-      if (!is_negative(j)) continue;
-      const T d = row_[j];
-      if (d > farthest.distance) farthest = {d, j};
-      // The last of the positives that are nearer.
-      const int64_t place = std::lower_bound(sorted_.begin(), sorted_.end(), d) - sorted_.begin();
-      if (place == 0) continue;
-      Neighbour<T>& nearest = nearest_[place - 1];
-      if (nearest.index < 0 || d < nearest.distance) nearest = {d, j};
+    nearest_.assign(size, {infinity, -1});  // of a positive, or of those before it that are as near
+    if (size <= kFewPositives) {
+      Neighbour<T> nearest{-1, -1};
+      for (int64_t k = 0; k < size; ++k) {
+        const T d = positives_[k].distance;
+        if (nearest.distance <= d) {
+          const T least = least_above(row_negatives_.data(), d, count());
+          // None, or infinitely far away as the farthest is then too.
+          if (least == infinity) break;
+          nearest = negative_at(least);
+        }
+        nearest_[k] = nearest;
+      }
+    } else {
+      search_nearest();
     }
+    const Neighbour<T> farthest = farthest_negative();
     std::fill_n(row_, count(), T(0));
     Neighbour<T> negative = farthest;
     T shared = 0;  // the weight of the positives that have this negative, summed from the farthest
@@ -245,15 +374,28 @@ class Miner {
     row_[negative.index] = coefficient(-shared, negative.distance);
   }
 
+  void search_nearest() {
+    sorted_.clear();
+    for (const auto& positive : positives_) sorted_.push_back(positive.distance);
+    for (int64_t j = 0; j < count(); ++j) {
+      if (!is_negative(j)) continue;
+      const T d = row_[j];
+      // The last of the positives that are nearer.
+      const int64_t place = std::lower_bound(sorted_.begin(), sorted_.end(), d) - sorted_.begin();
+      if (place == 0) continue;
+      Neighbour<T>& nearest = nearest_[place - 1];
+      if (nearest.index < 0 || d < nearest.distance) nearest = {d, j};
+    }
+  }
+
   HardPicks<T> hard() {
-    Neighbour<T> positive = positives_.front(), negative{T(0), -1};
+    Neighbour<T> positive = positives_.front();
     for (const auto& other : positives_) {
       if (other.distance > positive.distance) positive = other;
     }
-    for (int64_t j = 0; j < count(); ++j) {
-      if (!is_negative(j)) continue;
-      if (negative.index < 0 || row_[j] < negative.distance) negative = {row_[j], j};
-    }
+    const T least = least_above(row_negatives_.data(), T(-1), count());
+    // Where all are infinitely far away, any search but this would find one that is none.
+    const Neighbour<T> negative = std::isinf(least) ? farthest_negative() : negative_at(least);
     T weight;
     add_item(positive, negative, weight);
     return {positive.index, negative.index, coefficient(weight, positive.distance),
@@ -269,10 +411,14 @@ class Miner {
   int64_t first_nan_ = -1;  // among the distances, or -1
   BatchTotals totals_{};
   std::vector<Neighbour<T>> positives_;
-  std::vector<Neighbour<T>> nearest_;  // negatives, by bin
+  std::vector<Neighbour<T>> nearest_;
+  std::vector<T> row_negatives_;  // the row, with infinity for what is no negative
+  double negative_sum_ = 0;
+  std::vector<int32_t> above_;  // thresholds above each reference, if it is a negative
+  std::vector<int64_t> below_;  // negatives below each positive's threshold
   std::vector<T> sorted_;
   std::vector<int64_t> bins_;
-  std::vector<int32_t> counts_;
+  std::vector<std::pair<int64_t, int64_t>> by_class_;  // label and index of the references
 };
 
 template <typename scalar, typename T>
@@ -325,6 +471,27 @@ void batch_triplet_mine(const BatchTriplet& call, const BatchChunk& chunk, int64
   dispatch_scalar(call.type, [&](auto* null) {
     Miner<std::remove_reference_t<decltype(*null)>> miner(call, chunk);
     for (int64_t r = begin; r < end; ++r) miner.mine(r);
+  });
+}
+
+void batch_triplet_symmetrise(const BatchTriplet& call, void* coefficients, int64_t begin,
+                              int64_t end) {
+  dispatch_accumulate(call.type, [&](auto* null) {
+    using T = std::remove_reference_t<decltype(*null)>;
+    T* const c = static_cast<T*>(coefficients);
+    const int64_t count = call.anchors.count;
+    for (int64_t block = begin; block < end; ++block) {
+      const int64_t first = block * kTransposedRows;
+      const int64_t last = std::min(first + kTransposedRows, count);
+      for (int64_t column = first; column < count; column += kTransposedRows) {
+        const int64_t end_column = std::min(column + kTransposedRows, count);
+        for (int64_t i = first; i < last; ++i) {
+          for (int64_t j = std::max(column, i); j < end_column; ++j) {
+            c[i * count + j] = c[j * count + i] = c[i * count + j] + c[j * count + i];
+          }
+        }
+      }
+    }
   });
 }
 

@@ -24,6 +24,11 @@ class BatchCentre {
 // Of rows [begin, end) of the chunk.
 void batch_triplet_mine(const BatchTriplet& call, const BatchChunk& chunk, int64_t begin,
                         int64_t end);
+// By blocks of rows, of which each takes the part of the matrix right of the diagonal, and its
+// mirror image.
+constexpr int64_t kTransposedRows = 32;
+void batch_triplet_symmetrise(const BatchTriplet& call, void* coefficients, int64_t begin,
+                              int64_t end);
 void batch_triplet_add(const BatchTriplet& call, void* into, const void* values, int64_t count);
 void batch_triplet_reduce(const BatchTriplet& call, const BatchTotals* anchors,
                           BatchReduction reduction, void* loss, double* totals, double* scale);

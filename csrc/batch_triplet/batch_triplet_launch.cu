@@ -65,6 +65,17 @@ cudaError_t launch_batch_mine(const BatchTriplet& call, const BatchChunk& chunk,
   });
 }
 
+cudaError_t launch_batch_symmetrise(const BatchTriplet& call, void* coefficients,
+                                    cudaStream_t stream) {
+  return dispatch_accumulate(call.type, [&](auto* null) {
+    using T = std::remove_reference_t<decltype(*null)>;
+    const unsigned tiles = blocks_of(call.anchors.count, kWarpSize);
+    batch_symmetrise_kernel<T><<<dim3(tiles, tiles), dim3(kWarpSize, kTileRows), 0, stream>>>(
+        static_cast<T*>(coefficients), call.anchors.count);
+    return cudaGetLastError();
+  });
+}
+
 cudaError_t launch_batch_add(const BatchTriplet& call, void* into, const void* values,
                              int64_t count, cudaStream_t stream) {
   return dispatch_accumulate(call.type, [&](auto* null) {

@@ -19,6 +19,8 @@ constexpr int kMostPositives = 1024;
 cudaError_t launch_batch_prepare(const BatchTriplet& call, void* centre, cudaStream_t stream);
 cudaError_t launch_batch_mine(const BatchTriplet& call, const BatchChunk& chunk,
                               cudaStream_t stream);
+cudaError_t launch_batch_symmetrise(const BatchTriplet& call, void* coefficients,
+                                    cudaStream_t stream);
 cudaError_t launch_batch_add(const BatchTriplet& call, void* into, const void* values,
                              int64_t count, cudaStream_t stream);
 cudaError_t launch_batch_reduce(const BatchTriplet& call, const BatchTotals* anchors,

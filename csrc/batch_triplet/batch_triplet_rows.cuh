@@ -18,6 +18,7 @@ namespace fused_ops {
 
 constexpr int kRowsPerBlock = 8;  // of one warp each
 constexpr int kReduceThreads = 1024;
+constexpr int kTileRows = 8;  // of 32 that a pass of a transposing block covers
 constexpr int kStagedPicks = 256;
 constexpr int kHeldColumns = 16;  // of a row's gradient that a lane holds at a time
 
@@ -76,6 +77,28 @@ __global__ void batch_prepare_kernel(BatchRows rows, int64_t dim,
   }
   norm = reduce_group<Sum<T>>(norm, kWarpSize, nullptr);
   if (row < rows.count && lane_id() == 0) static_cast<T*>(rows.norms)[row] = norm.value;
+}
+
+// A block for a tile of 32 x 32 and its mirror image: those on or right of the diagonal work.
+template <typename T>
+__global__ void batch_symmetrise_kernel(T* c, int64_t count) {
+  if (blockIdx.y > blockIdx.x) return;
+  __shared__ T tile[kWarpSize][kWarpSize + 1], mirrored[kWarpSize][kWarpSize + 1];
+  const int64_t row = int64_t{blockIdx.y} * kWarpSize, column = int64_t{blockIdx.x} * kWarpSize;
+  const int x = static_cast<int>(threadIdx.x);
+  for (int y = threadIdx.y; y < kWarpSize; y += kTileRows) {
+    if (row + y < count && column + x < count) tile[y][x] = c[(row + y) * count + column + x];
+    if (column + y < count && row + x < count) mirrored[y][x] = c[(column + y) * count + row + x];
+  }
+  __syncthreads();
+  for (int y = threadIdx.y; y < kWarpSize; y += kTileRows) {
+    if (row + y < count && column + x < count) {
+      c[(row + y) * count + column + x] = tile[y][x] + mirrored[x][y];
+    }
+    if (column + y < count && row + x < count) {
+      c[(column + y) * count + row + x] = mirrored[y][x] + tile[x][y];
+    }
+  }
 }
 
 template <typename T>

@@ -146,11 +146,14 @@ BatchTripletResults run_batch_triplet(BatchTripletKernels& kernels, const Tensor
   STD_TORCH_CHECK(!call.soft || call.mining != Mining::all, "soft: expected another mining");
 
   const bool hard = call.mining == Mining::hard;
-  const bool sums_of_anchors = anchors_grad && !hard, sums_of_others = others_grad && !hard;
   const int64_t width = prepared_width(call.dim);
   const int64_t row_bytes = y.count * accumulate_size(type);
   const int64_t chunks = ceil_div(x.count, std::max<int64_t>(1, kernels.chunk_bytes() / row_bytes));
   const int64_t rows = ceil_div(x.count, chunks);
+  // With all coefficients at once, rows that are anchors and references need one product.
+  const bool symmetric = !others && chunks == 1;
+  const bool sums_of_anchors = anchors_grad && !hard;
+  const bool sums_of_others = others_grad && !hard && !symmetric;
 
   const Tensor anchor_totals =
       new_tensor(embeddings, {x.count * static_cast<int64_t>(sizeof(BatchTotals))}, kByte);
@@ -180,6 +183,7 @@ BatchTripletResults run_batch_triplet(BatchTripletKernels& kernels, const Tensor
       kernels.mine(call,
                    {first, count, data, data_or_null(scratch), totals_of, data_or_null(picks)});
       if (sums_of_anchors) {
+        if (symmetric) kernels.symmetrise(call, data);
         multiply(chunk, views.matrix(y.prepared, 0, y.count, width, width),
                  views.matrix(anchor_sums.mutable_data_ptr(), first, count, width, width));
       }
@@ -211,7 +215,8 @@ BatchTripletResults run_batch_triplet(BatchTripletKernels& kernels, const Tensor
                             {&rows_of, as_anchors, as_others, picks.const_data_ptr(), factor, to});
     } else {
       const Tensor& sums = as_anchors ? anchor_sums : other_sums;
-      const void* more = as_anchors && as_others ? other_sums.const_data_ptr() : nullptr;
+      const bool both = as_anchors && as_others && !symmetric;
+      const void* more = both ? other_sums.const_data_ptr() : nullptr;
       kernels.gradient(call, {&rows_of, sums.const_data_ptr(), more, factor, to});
     }
     return gradient;

@@ -22,6 +22,8 @@ class BatchTripletKernels {
   // Fills `prepared` and `norms` of anchors and references, which may be the same.
   virtual void prepare(const BatchTriplet& call) = 0;
   virtual void mine(const BatchTriplet& call, const BatchChunk& chunk) = 0;
+  // Coefficients (count, count) plus their transpose, in place.
+  virtual void symmetrise(const BatchTriplet& call, void* coefficients) = 0;
   // into[i] += values[i]
   virtual void add(const BatchTriplet& call, void* into, const void* values, int64_t count) = 0;
   // The loss, () or (A) in the accumulation type, the totals, and what gradients are to be
