@@ -25,7 +25,7 @@ def losses(mining: str, margin: float) -> dict[str, Callable]:
 
 
 def pytorch_metric_learning(mining: str, margin: float) -> Callable | None:
-    """Its "semihard" is every triplet whose loss is between 0 and the margin, and so no baseline."""
+    """Its "semihard" takes every triplet with a loss between 0 and the margin: no baseline."""
     try:
         from pytorch_metric_learning import distances, losses, miners, reducers
     except ImportError:
