@@ -216,6 +216,20 @@ def test_ties_take_the_first(device, fused_only, mining):
     assert along.tolist() == expected[0]
 
 
+@pytest.mark.parametrize("mining", MINING)
+def test_at_the_margin(device, fused_only, mining):
+    """A loss of exactly zero is not active and has no gradient, as of torch's relu."""
+    rows = torch.tensor([[0.0], [1.0], [1.5]], device=device)
+    anchor, labels = rows[:1].clone(), torch.tensor([0, 0, 1], device=device)
+    references = {"reference_embeddings": rows[1:], "reference_labels": labels[1:]}
+    anchor.requires_grad_()
+    loss, stats = batch_triplet_loss(
+        anchor, labels[:1], 0.5, mining, return_stats=True, **references
+    )
+    assert loss == 0 and stats.active_fraction == 0
+    assert not torch.autograd.grad(loss, anchor)[0].any()
+
+
 @forms
 def test_by_hand(device, fused_only, mining, soft):
     """One anchor at 0 on a line, its positives at 1 and 3, its negatives at -2 and 4."""
