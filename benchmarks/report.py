@@ -45,6 +45,7 @@ def value(rows: dict[str, dict], impl: str, field: str, form: str) -> str:
 OPS = {
     "triplet": "triplet_margin_loss",
     "triplet_indexed": "triplet_margin_loss_indexed",
+    "batch_triplet": "batch_triplet_loss",
     "svgd": "SVGD",
 }
 COLUMNS = ("fused", "eager", "compile")  # the implementations with columns in TABLES

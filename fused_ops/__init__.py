@@ -5,6 +5,7 @@ import torch  # noqa: F401  (first: it loads the libraries that the native modul
 
 from fused_ops import distributed
 from fused_ops._support import Dispatch, FallbackError, explain, set_fallback
+from fused_ops.batch_triplet import BatchTripletLoss, BatchTripletStats, batch_triplet_loss
 from fused_ops.svgd import SVGD, ksd, median_bandwidth, svgd_phi, svgd_step
 from fused_ops.triplet import (
     TripletMarginLoss,
@@ -18,9 +19,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "SVGD",
+    "BatchTripletLoss",
+    "BatchTripletStats",
     "Dispatch",
     "FallbackError",
     "TripletMarginLoss",
+    "batch_triplet_loss",
     "distributed",
     "explain",
     "ksd",
