@@ -10,9 +10,15 @@ import argparse
 import torch
 
 import fused_ops
-from benchmarks import measure, rows, svgd, triplet
+from benchmarks import batch_triplet, measure, rows, svgd, triplet
+from benchmarks.triplet import indexed
 
-OPS = {"triplet": triplet.cases, "svgd": svgd.cases}
+OPS = {
+    "triplet": triplet.cases,
+    "triplet_indexed": indexed.cases,
+    "batch_triplet": batch_triplet.cases,
+    "svgd": svgd.cases,
+}
 
 
 def main() -> None:

@@ -42,7 +42,12 @@ def value(rows: dict[str, dict], impl: str, field: str, form: str) -> str:
     return "" if number is None else f"{number:{form}}"
 
 
-OPS = {"triplet": "triplet_margin_loss", "svgd": "SVGD"}
+OPS = {
+    "triplet": "triplet_margin_loss",
+    "triplet_indexed": "triplet_margin_loss_indexed",
+    "batch_triplet": "batch_triplet_loss",
+    "svgd": "SVGD",
+}
 COLUMNS = ("fused", "eager", "compile")  # the implementations with columns in TABLES
 # Several narrow tables rather than one that no screen shows whole: title -> column -> cell.
 TABLES = {

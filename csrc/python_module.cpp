@@ -6,6 +6,7 @@
 
 #include "svgd/svgd.h"
 #include "svgd/svgd_share.h"
+#include "triplet/triplet_indexed_tuning.h"
 #include "triplet/triplet_limits.h"
 #include "triplet/triplet_tuning.h"
 
@@ -132,4 +133,22 @@ PYBIND11_MODULE(_C, module) {
       "The launch policy of the CUDA kernels for (rows, dim) inputs, whose rows start and end on "
       "16-byte boundaries (`whole`) and lie one behind another from such a boundary on "
       "(`packed`).");
+  module.def(
+      "triplet_indexed_policy",
+      [](int64_t triplets, int64_t dim, int element_size, bool whole, int multiprocessors) {
+        const auto policy = fused_ops::choose_triplet_indexed_policy(
+            triplets, dim, whole ? fused_ops::kTripletAccessBytes / element_size : 1,
+            multiprocessors, 0);
+        py::dict result;
+        result["threads_per_row"] = policy.threads_per_row;
+        result["row_blocks"] = policy.row_blocks;
+        result["column_tiles"] = policy.column_tiles;
+        result["share"] = policy.share;
+        result["shares"] = policy.shares;
+        return result;
+      },
+      py::arg("triplets"), py::arg("dim"), py::arg("element_size"), py::arg("whole"),
+      py::arg("multiprocessors"),
+      "The launch policy of the CUDA kernels for triplets of rows of `dim` elements that start and "
+      "end on 16-byte boundaries (`whole`).");
 }

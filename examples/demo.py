@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-SHORT = ("metric_learning", "svgd_density", "svgd_logistic_regression")
+SHORT = ("metric_learning", "batch_mining", "svgd_density", "svgd_logistic_regression")
 PARTS = (*SHORT, "svgd_neural_network")
 
 

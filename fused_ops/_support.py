@@ -137,10 +137,8 @@ def tensor_reasons(*tensors: torch.Tensor) -> list[str]:
         return [why_not]
     # This runs before every call: plain comparisons first, texts only where one fails.
     for tensor in tensors:
-        if type(tensor) not in _PLAIN_TENSORS and _overrides_torch(tensor):
-            return [f"{type(tensor).__name__} is not a plain torch.Tensor"]
-        if tensor.is_nested or tensor.layout is not torch.strided:
-            return ["a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"]
+        if why := unplain_reason(tensor):
+            return [why]
     reasons = []
     dtype, device = tensors[0].dtype, tensors[0].device
     for tensor in tensors:
@@ -164,6 +162,15 @@ def tensor_reasons(*tensors: torch.Tensor) -> list[str]:
     if torch._C._len_torch_function_stack() > 0 and _mode_intervenes():
         reasons.append("a __torch_function__ mode is active")
     return reasons
+
+
+def unplain_reason(tensor: torch.Tensor) -> str | None:
+    """Why a tensor is not a plain, strided one."""
+    if type(tensor) not in _PLAIN_TENSORS and _overrides_torch(tensor):
+        return f"{type(tensor).__name__} is not a plain torch.Tensor"
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        return "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
+    return None
 
 
 def _overrides_torch(tensor: torch.Tensor) -> bool:

@@ -18,6 +18,7 @@ import torch
 import fused_ops
 from fused_ops._library import native, why_not
 from fused_ops._support import name_of
+from fused_ops.batch_triplet import reference as batch_triplet_reference
 from fused_ops.svgd import reference as svgd_reference
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -31,8 +32,13 @@ def _svgd_arguments(dtype: torch.dtype, device: str) -> tuple:
     return tuple(torch.ones(2, 8, dtype=dtype, device=device) for _ in range(2))
 
 
+def _batch_triplet_arguments(dtype: torch.dtype, device: str) -> tuple:
+    return torch.ones(2, 8, dtype=dtype, device=device), torch.arange(2, device=device)
+
+
 OPS = {
     fused_ops.triplet_margin_loss: (_triplet_arguments, "p 1, 2, inf; any dim"),
+    fused_ops.batch_triplet_loss: (_batch_triplet_arguments, "any number of rows and dim"),
     fused_ops.svgd_phi: (_svgd_arguments, "any N and dim; without gradients"),
 }
 
@@ -82,6 +88,23 @@ def _check_triplet(device: str) -> None:
         torch.testing.assert_close(x.grad, y.grad)
 
 
+def _check_batch_triplet(device: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    embeddings = torch.randn(60, 5, generator=generator).to(device)
+    labels = torch.arange(60, device=device) % 7
+    for mining in ("all", "semihard", "hard"):
+        ours, theirs = (embeddings.clone().requires_grad_() for _ in range(2))
+        loss = fused_ops.batch_triplet_loss(ours, labels, mining=mining)
+        settings = 0, 0.2, mining, "euclidean", "mean", False
+        expected, _ = batch_triplet_reference.loss_and_totals(
+            theirs, labels, theirs, labels, *settings
+        )
+        for x in (loss, expected):
+            x.backward()
+        torch.testing.assert_close(loss, expected)
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
+
+
 def _check_svgd(device: str) -> None:
     generator = torch.Generator().manual_seed(0)
     particles = torch.randn(60, 5, generator=generator).to(device)
@@ -91,10 +114,17 @@ def _check_svgd(device: str) -> None:
     torch.testing.assert_close(phi, expected, rtol=1e-4, atol=1e-5)
 
 
+CHECKS = {
+    "triplet_margin_loss": _check_triplet,
+    "batch_triplet_loss": _check_batch_triplet,
+    "svgd_phi": _check_svgd,
+}
+
+
 def _self_test(device: str) -> dict[str, str]:
     """For each op: passed, or how it failed."""
     results = {}
-    for name, check in (("triplet_margin_loss", _check_triplet), ("svgd_phi", _check_svgd)):
+    for name, check in CHECKS.items():
         try:
             check(device)
             results[name] = "passed"

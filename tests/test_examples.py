@@ -19,6 +19,7 @@ NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 # What makes a run small.
 SETTINGS = {
     "metric_learning": {"batches": 40},
+    "batch_mining": {"batches": 80},
     "svgd_density": {"steps": 300},
     "svgd_logistic_regression": {},
     "svgd_neural_network": {"splits": 1, "steps": 300},

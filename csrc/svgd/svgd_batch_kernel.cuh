@@ -170,7 +170,7 @@ __device__ inline void batch_phi(const SvgdUpdate& update, const T* particles, c
     const int i = index / dim;
     const int d = index - i * dim;
     const T x = particles[i * stride + d];
-    T sum = score[i * stride + d];  // of particle i itself, where K is 1
+    T sum = score[i * stride + d] + (x - x);  // of particle i itself: K is 1, or NaN where x is
     for (int j = 0; j < count; ++j) {
       if (j == i) continue;
       const T k = weights[pair_index(i, j)];

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "common/host_device.h"
 #include "common/scalar_type.h"
 
 namespace fused_ops {
@@ -65,7 +66,23 @@ struct TripletInputs {
   int64_t anchor_stride;
   int64_t positive_stride;
   int64_t negative_stride;
+  // Of triplet_margin_loss_indexed, where the three inputs are one: which of the `embeddings` rows
+  // are the anchor, positive and negative of a triplet, (3, rows). Else null: those of its number.
+  const int64_t* indices;
+  int64_t embeddings;
 };
+
+// The row that an index stands for, which counts from the end below 0. Indices are in range: the
+// CPU op has looked at all, and on CUDA one that is not stops the kernel, and reads nothing.
+FUSED_OPS_HOST_DEVICE inline int64_t embedding_row(int64_t index, int64_t embeddings) {
+#ifdef __CUDA_ARCH__
+  if (index < -embeddings || index >= embeddings) {
+    __assert_fail("index out of range", "fused_ops.triplet_margin_loss_indexed", 0, __func__);
+    return 0;
+  }
+#endif
+  return index < 0 ? index + embeddings : index;
+}
 
 struct TripletForward {
   TripletInputs inputs;

@@ -31,6 +31,36 @@ const Tensor& checked(const Tensor& anchor) {
   return anchor;
 }
 
+const Tensor& checked_embeddings(const Tensor& embeddings) {
+  STD_TORCH_CHECK(embeddings.dim() == 2 && embeddings.numel() > 0,
+                  "embeddings: expected two dimensions and one element at least");
+  return embeddings;
+}
+
+TripletInputs inputs_of(const TripletArguments& arguments, const char* name, double p, double eps,
+                        bool swap) {
+  const Rows& anchor = arguments.anchor;
+  const std::optional<Norm> norm = triplet_norm(p);
+  STD_TORCH_CHECK(norm, "p: expected 1, 2 or inf, got ", p);
+  // Of a single element torch takes the absolute value, which cannot overflow as a square can.
+  const bool single = anchor.dim == 1 && *norm == Norm::two;
+  return {kernel_scalar_type(anchor.tensor, name),
+          single ? Norm::one : *norm,
+          single,
+          swap,
+          eps,
+          anchor.count,
+          anchor.dim,
+          anchor.tensor.const_data_ptr(),
+          arguments.positive.tensor.const_data_ptr(),
+          arguments.negative.tensor.const_data_ptr(),
+          anchor.stride,
+          arguments.positive.stride,
+          arguments.negative.stride,
+          nullptr,
+          0};
+}
+
 Tensor gradient_like(const Tensor& anchor, bool wanted) {
   std::vector<int64_t> sizes{0};
   if (wanted) sizes.assign(anchor.sizes().begin(), anchor.sizes().end());
@@ -56,24 +86,23 @@ TripletArguments::TripletArguments(const Tensor& a, const Tensor& p_, const Tens
                                    double eps, bool swap)
     : anchor(checked(a)),
       positive((check_like_anchor(p_, a, "positive"), p_)),
-      negative((check_like_anchor(n, a, "negative"), n)) {
-  const std::optional<Norm> norm = triplet_norm(p);
-  STD_TORCH_CHECK(norm, "p: expected 1, 2 or inf, got ", p);
-  // Of a single element torch takes the absolute value, which cannot overflow as a square can.
-  const bool single = anchor.dim == 1 && *norm == Norm::two;
-  inputs = {kernel_scalar_type(a, "anchor"),
-            single ? Norm::one : *norm,
-            single,
-            swap,
-            eps,
-            anchor.count,
-            anchor.dim,
-            anchor.tensor.const_data_ptr(),
-            positive.tensor.const_data_ptr(),
-            negative.tensor.const_data_ptr(),
-            anchor.stride,
-            positive.stride,
-            negative.stride};
+      negative((check_like_anchor(n, a, "negative"), n)),
+      inputs(inputs_of(*this, "anchor", p, eps, swap)) {}
+
+TripletArguments::TripletArguments(const Tensor& embeddings, const Tensor& indices, double p,
+                                   double eps, bool swap)
+    : anchor(checked_embeddings(embeddings)),
+      positive(anchor),
+      negative(anchor),
+      inputs(inputs_of(*this, "embeddings", p, eps, swap)) {
+  STD_TORCH_CHECK(indices.scalar_type() == torch::headeronly::ScalarType::Long &&
+                      indices.device() == embeddings.device() && indices.is_contiguous(),
+                  "indices: expected a contiguous int64 tensor on the device of embeddings");
+  STD_TORCH_CHECK(indices.dim() == 2 && indices.size(0) == 3 && indices.size(1) > 0,
+                  "indices: expected (3, triplets), at least one");
+  inputs.rows = indices.size(1);
+  inputs.indices = static_cast<const int64_t*>(indices.const_data_ptr());
+  inputs.embeddings = anchor.count;
 }
 
 Reduction triplet_reduction(int64_t reduction) {
@@ -89,6 +118,7 @@ TripletForwardResults::TripletForwardResults(const Tensor& a, const TripletArgum
   const torch::headeronly::ScalarType accumulate = accumulate_dtype(in.type);
   std::vector<int64_t> sizes;
   if (reduction == Reduction::none) sizes.assign(a.sizes().begin(), a.sizes().end() - 1);
+  if (reduction == Reduction::none && in.indices != nullptr) sizes.assign({in.rows});
   loss = new_tensor(a, sizes, float32_loss ? accumulate : a.scalar_type());
   sizes.assign({save_state ? state_elements(in) : 0});
   state = new_tensor(a, sizes, accumulate);

@@ -17,13 +17,18 @@ struct TripletArguments {
   TripletArguments(const Tensor& anchor, const Tensor& positive, const Tensor& negative, double p,
                    double eps, bool swap);
 
+  // Of triplet_margin_loss_indexed: embeddings (count, dim), indices (3, triplets).
+  TripletArguments(const Tensor& embeddings, const Tensor& indices, double p, double eps,
+                   bool swap);
+
   Rows anchor, positive, negative;
   TripletInputs inputs;
 };
 
 Reduction triplet_reduction(int64_t reduction);
 
-// loss: (leading dimensions of anchor) or (); state: one dimension, empty if not wanted.
+// loss: (leading dimensions of anchor, or triplets) or (); state: one dimension, empty if not
+// wanted.
 struct TripletForwardResults {
   TripletForwardResults(const Tensor& anchor, const TripletArguments& arguments,
                         Reduction reduction, bool float32_loss, bool save_state);

@@ -117,7 +117,7 @@ __device__ inline T row_upstream(T upstream, Reduction reduction, int64_t rows) 
 template <Norm norm, typename T>
 struct TripletHandovers {
   Handover<Distances<norm, T>>* segments;
-  Handover<Sum<T>>* sums;
+  Handover<Sum<double>>* sums;
   uint64_t ticket;
   double share;  // what the sum of the losses counts; multiplied with, for a division takes long
 };
@@ -142,22 +142,22 @@ __device__ inline bool gather_segments(const TripletHandovers<norm, T>& handover
   return true;
 }
 
-// Adds the losses of all blocks, in float64 since there are few, in the last block.
+// Adds the losses of all blocks in the last one. Losses are added in float64 from the first row on:
+// alike ones are rounded alike, and float32 would lose a digit over hundreds of a thread's rows.
 template <typename scalar, Norm norm, typename T>
-__device__ inline void add_losses(const TripletForward& params, T loss,
+__device__ inline void add_losses(const TripletForward& params, double loss,
                                   const TripletHandovers<norm, T>& handovers) {
-  __shared__ Sum<T> shared[kMaxTripletWarps];
-  __shared__ Sum<double> shared_total[kMaxTripletWarps];
-  const Sum<T> sum = reduce_group(Sum<T>{loss}, blockDim.x, shared);
+  __shared__ Sum<double> shared[kMaxTripletWarps];
+  const Sum<double> sum = reduce_group(Sum<double>{loss}, blockDim.x, shared);
   if (blockIdx.y != gridDim.y - 1) {
     if (threadIdx.x == 0) hand_over(&handovers.sums[blockIdx.y], sum, handovers.ticket);
     return;
   }
   Sum<double> total;
-  if (threadIdx.x == 0) total.value = sum.value;
+  if (threadIdx.x == 0) total = sum;
   receive_all(handovers.sums, gridDim.y - 1, handovers.ticket,
-              [&](const Sum<T>& of_block) { total.value += of_block.value; });
-  total = reduce_group(total, blockDim.x, shared_total);
+              [&](const Sum<double>& of_block) { total.merge(of_block); });
+  total = reduce_group(total, blockDim.x, shared);
   if (threadIdx.x != 0) return;
   store_loss<scalar>(params, 0, static_cast<T>(total.value * handovers.share));
 }

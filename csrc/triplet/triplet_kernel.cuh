@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kTripletLargestBlock,
   const TripletGroup group(threads_per_row);
   const int64_t begin = blockIdx.x * segment_size;
   const int64_t end = begin + segment_size;
-  T loss = 0;
+  double loss = 0;
   // The bound is the block's, not the group's: every thread takes part in a reduction.
   for (int64_t first_row = int64_t{blockIdx.y} * group.count; first_row < in.rows;
        first_row += int64_t{gridDim.y} * group.count) {
@@ -151,10 +151,11 @@ struct TripletWalk {
 // The sum of the losses of the rows that this thread finishes. Where stages are two the next row
 // comes into slots while threads are at work on one.
 template <typename scalar, bool whole, Norm norm, typename T, bool with_swap>
-__device__ inline T forward_held_rows(const TripletForward& params,
-                                      const TripletGradients& gradients,
-                                      const TripletExpectation& expected, const TripletWalk& walk,
-                                      Distances<norm, T, with_swap>* shared) {
+__device__ inline double forward_held_rows(const TripletForward& params,
+                                           const TripletGradients& gradients,
+                                           const TripletExpectation& expected,
+                                           const TripletWalk& walk,
+                                           Distances<norm, T, with_swap>* shared) {
   using Part = TripletPart<scalar, whole>;
   // LDGSTS takes a fifth longer to fill memory that is off the boundaries of lines.
   extern __shared__ __align__(kTripletLine * kTripletAccessBytes) uint4 slot_memory[];
@@ -185,7 +186,7 @@ __device__ inline T forward_held_rows(const TripletForward& params,
   for (int stage = 0; stage < walk.stages; ++stage, ahead += stride) {
     fetch(ahead, stage * walk.accesses);
   }
-  T loss = 0;
+  double loss = 0;
   int stage = 0;
   for (; first_row < in.rows; first_row += stride, ahead += stride) {
     const int64_t row = first_row + group.index;
@@ -230,7 +231,7 @@ __global__ void __launch_bounds__(kTripletLargestBlock,
   __shared__ Distances<norm, T, true> with_swap[kMaxTripletWarps];
   __shared__ Distances<norm, T, false> without_swap[kMaxTripletWarps];
   const TripletExpectation expected = expect_upstream(params, guess);
-  const T loss =
+  const double loss =
       params.inputs.swap
           ? forward_held_rows<scalar, whole>(params, gradients, expected, walk, with_swap)
           : forward_held_rows<scalar, whole>(params, gradients, expected, walk, without_swap);

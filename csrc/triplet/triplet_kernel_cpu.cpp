@@ -12,14 +12,11 @@
 #include <type_traits>
 
 #include "common/clones.h"
-#include "common/cpu_scalar.h"
 #include "triplet/triplet_formula.h"
+#include "triplet/triplet_types_cpu.h"
 
 namespace fused_ops {
 namespace {
-
-template <typename scalar>
-using Accumulate = std::conditional_t<std::is_same_v<scalar, double>, double, float>;
 
 template <typename T>
 constexpr int kLanes = 128 / sizeof(T);  // two AVX-512 registers
@@ -142,10 +139,17 @@ void merge(PartialDistances<T>& into, const PartialDistances<T>& other) {
 // Where a row's elements stand in the inputs.
 template <typename scalar>
 struct RowPointers {
-  RowPointers(const TripletInputs& in, int64_t row, int64_t offset)
-      : anchor(static_cast<const scalar*>(in.anchor) + row * in.anchor_stride + offset),
-        positive(static_cast<const scalar*>(in.positive) + row * in.positive_stride + offset),
-        negative(static_cast<const scalar*>(in.negative) + row * in.negative_stride + offset) {}
+  RowPointers(const TripletInputs& in, int64_t row, int64_t offset) {
+    const auto at = [&](const void* input, int64_t stride, int place) {
+      const int64_t input_row =
+          in.indices == nullptr ? row
+                                : embedding_row(in.indices[place * in.rows + row], in.embeddings);
+      return static_cast<const scalar*>(input) + input_row * stride + offset;
+    };
+    anchor = at(in.anchor, in.anchor_stride, 0);
+    positive = at(in.positive, in.positive_stride, 1);
+    negative = at(in.negative, in.negative_stride, 2);
+  }
 
   const scalar* anchor;
   const scalar* positive;
@@ -196,7 +200,7 @@ void finish_row(const TripletForward& params, int64_t row, const PartialDistance
 
 template <typename scalar, Norm norm>
 void forward_items(const TripletForward& params, void* memory, int64_t begin, int64_t end) {
-  using T = Accumulate<scalar>;
+  using T = CpuAccumulate<scalar>;
   const TripletInputs& in = params.inputs;
   const Scratch<T> scratch(params, memory);
   const int64_t chunks = triplet_chunks(in.dim);
@@ -232,7 +236,7 @@ double sum_of(const T* values, int64_t count) {
 
 template <typename scalar, Norm norm>
 void forward_finish(const TripletForward& params, void* memory) {
-  using T = Accumulate<scalar>;
+  using T = CpuAccumulate<scalar>;
   const TripletInputs& in = params.inputs;
   const Scratch<T> scratch(params, memory);
   const int64_t chunks = triplet_chunks(in.dim);
@@ -292,19 +296,9 @@ FUSED_OPS_CLONES void chunk_gradients(const scalar* anchor, const scalar* positi
   }
 }
 
-template <typename scalar, typename T>
-T upstream_gradient(const TripletBackward& params, int64_t row) {
-  const int64_t index = row * params.grad_loss_stride;
-  const T gradient = params.accumulate_loss
-                         ? static_cast<const T*>(params.grad_loss)[index]
-                         : static_cast<T>(static_cast<const scalar*>(params.grad_loss)[index]);
-  return params.reduction == Reduction::mean ? gradient / static_cast<T>(params.inputs.rows)
-                                             : gradient;
-}
-
 template <typename scalar, Norm norm>
 void backward_items(const TripletBackward& params, int64_t begin, int64_t end) {
-  using T = Accumulate<scalar>;
+  using T = CpuAccumulate<scalar>;
   const TripletInputs& in = params.inputs;
   const int64_t chunks = triplet_chunks(in.dim);
   for (int64_t item = begin; item < end; ++item) {
@@ -332,14 +326,6 @@ void backward_items(const TripletBackward& params, int64_t begin, int64_t end) {
   }
 }
 
-// Calls `function` with a null pointer of the element type and, as a type, the norm.
-template <typename Function>
-auto dispatch(const TripletInputs& in, Function&& function) {
-  return dispatch_scalar(in.type, [&](auto* scalar) {
-    return dispatch_norm(in.norm, [&](auto norm) { return function(scalar, norm); });
-  });
-}
-
 }  // namespace
 
 int64_t triplet_forward_scratch_bytes(const TripletForward& params) {
@@ -349,20 +335,20 @@ int64_t triplet_forward_scratch_bytes(const TripletForward& params) {
 
 void triplet_forward_items(const TripletForward& params, void* scratch, int64_t begin,
                            int64_t end) {
-  dispatch(params.inputs, [&](auto* pointer, auto norm) {
+  dispatch_on_cpu(params.inputs, [&](auto* pointer, auto norm) {
     forward_items<std::remove_pointer_t<decltype(pointer)>, norm.value>(params, scratch, begin,
                                                                         end);
   });
 }
 
 void triplet_forward_finish(const TripletForward& params, void* scratch) {
-  dispatch(params.inputs, [&](auto* pointer, auto norm) {
+  dispatch_on_cpu(params.inputs, [&](auto* pointer, auto norm) {
     forward_finish<std::remove_pointer_t<decltype(pointer)>, norm.value>(params, scratch);
   });
 }
 
 void triplet_backward_items(const TripletBackward& params, int64_t begin, int64_t end) {
-  dispatch(params.inputs, [&](auto* pointer, auto norm) {
+  dispatch_on_cpu(params.inputs, [&](auto* pointer, auto norm) {
     backward_items<std::remove_pointer_t<decltype(pointer)>, norm.value>(params, begin, end);
   });
 }

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include <atomic>
-#include <random>
 #include <type_traits>
 
 #include "common/allow_shared_memory.h"
+#include "common/launch_ticket.h"
 #include "triplet/triplet_kernel.cuh"
 #include "triplet/triplet_launch.h"
 #include "triplet/triplet_tile_kernel.cuh"
@@ -70,12 +69,6 @@ cudaError_t start(const TripletPolicy& policy, int shared_bytes, cudaStream_t st
   return cudaGetLastError();
 }
 
-// A ticket no other launch has had, and chance alone makes memory hold: see handover.cuh.
-uint64_t next_ticket() {
-  static std::atomic<uint64_t> ticket{(uint64_t{std::random_device()()} << 32) + 1};
-  return ticket++;
-}
-
 }  // namespace
 
 TripletPolicy triplet_policy(const TripletInputs& in, const DeviceLimits& limits,
@@ -90,7 +83,8 @@ int64_t triplet_forward_scratch_bytes(const TripletForward& params, const Triple
     using T = typename AccumulateType<std::remove_pointer_t<decltype(pointer)>>::type;
     const int64_t segments = policy.segments > 1 ? params.inputs.rows * policy.segments : 0;
     const int64_t sums = params.reduction != Reduction::none ? policy.row_blocks : 0;
-    return segments * sizeof(Handover<Distances<norm.value, T>>) + sums * sizeof(Handover<Sum<T>>);
+    return segments * sizeof(Handover<Distances<norm.value, T>>) +
+           sums * sizeof(Handover<Sum<double>>);
   });
 }
 
@@ -104,8 +98,8 @@ cudaError_t launch_triplet_forward(const TripletForward& params, const TripletPo
     TripletHandovers<norm, T> handovers{};
     handovers.segments = static_cast<Handover<Distances<norm, T>>*>(scratch);
     const int64_t segments = policy.segments > 1 ? params.inputs.rows * policy.segments : 0;
-    handovers.sums = reinterpret_cast<Handover<Sum<T>>*>(handovers.segments + segments);
-    handovers.ticket = next_ticket();
+    handovers.sums = reinterpret_cast<Handover<Sum<double>>*>(handovers.segments + segments);
+    handovers.ticket = next_launch_ticket();
     handovers.share = params.reduction == Reduction::mean ? 1.0 / params.inputs.rows : 1.0;
     const int shared_bytes = policy.shared_bytes;
     if (policy.tile_rows > 0) {

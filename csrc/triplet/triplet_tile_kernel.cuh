@@ -174,14 +174,16 @@ __device__ inline void for_each_tile(const TripletInputs& in, const TripletTileW
 }
 
 template <typename scalar, Norm norm, bool with_swap, typename T>
-__device__ inline T forward_tiles(const TripletForward& params, const TripletGradients& gradients,
-                                  const TripletExpectation& expected, const TripletTileWalk& walk) {
+__device__ inline double forward_tiles(const TripletForward& params,
+                                       const TripletGradients& gradients,
+                                       const TripletExpectation& expected,
+                                       const TripletTileWalk& walk) {
   __shared__ Distances<norm, T, with_swap> shared[kMaxTripletWarps];
   const TripletInputs& in = params.inputs;
   const int thread = threadIdx.x % walk.threads_per_row;
   const int groups = blockDim.x / walk.threads_per_row;
   const T eps = static_cast<T>(in.eps);
-  T loss = 0;
+  double loss = 0;
   for_each_tile<scalar>(in, walk, [&](const TripletTile<scalar>& tile) {
     // Every thread takes part in a reduction, also where the tile has no row for it.
     for (int row = threadIdx.x / walk.threads_per_row; row < walk.rows; row += groups) {
@@ -214,9 +216,9 @@ __global__ void __launch_bounds__(kTripletLargestBlock,
                          TripletHandovers<norm, typename AccumulateType<scalar>::type> handovers) {
   using T = typename AccumulateType<scalar>::type;
   const TripletExpectation expected = expect_upstream(params, guess);
-  const T loss = params.inputs.swap
-                     ? forward_tiles<scalar, norm, true, T>(params, gradients, expected, walk)
-                     : forward_tiles<scalar, norm, false, T>(params, gradients, expected, walk);
+  const double loss =
+      params.inputs.swap ? forward_tiles<scalar, norm, true, T>(params, gradients, expected, walk)
+                         : forward_tiles<scalar, norm, false, T>(params, gradients, expected, walk);
   if (params.reduction != Reduction::none) add_losses<scalar>(params, loss, handovers);
 }
 

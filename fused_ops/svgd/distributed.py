@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
+from fused_ops._shards import Shards
 from fused_ops._support import accumulate_dtype, check_fallback
 from fused_ops.svgd import function, ops, reference
 
@@ -42,7 +43,7 @@ def median_bandwidth(
     """
     function.check_matrix("particles", particles)
     function.check_rule(rule)
-    shards = _Shards(particles, group, counts)
+    shards = Shards("particles", particles, group, counts)
     return _bandwidth(shards.gather(particles), rule, shards)
 
 
@@ -129,47 +130,7 @@ def svgd_step(
     )
 
 
-class _Shards:
-    """Who has which of the particles."""
-
-    def __init__(self, particles, group, counts) -> None:
-        self.group = group
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        if counts is None:
-            own = torch.tensor(particles.shape, device=particles.device)
-            shapes = [torch.empty_like(own) for _ in range(self.size)]
-            dist.all_gather(shapes, own, group=group)
-            counts, dims = torch.stack(shapes).T.tolist()
-            if len(set(dims)) > 1:
-                raise ValueError(f"particles: expected one dim in all processes, got {dims}")
-        if len(counts) != self.size or counts[self.rank] != len(particles):
-            raise ValueError(
-                f"counts: expected one for each of {self.size} processes and this one's "
-                f"{len(particles)} at {self.rank}, got {list(counts)}"
-            )
-        self.counts = counts
-        self.first = sum(counts[: self.rank])
-
-    def gather(self, own: torch.Tensor) -> torch.Tensor:
-        """All rows, in the order of ranks."""
-        padded, work = self.start_gather(own)
-        work.wait()
-        return self.join(padded)
-
-    def start_gather(self, own: torch.Tensor) -> tuple[list[torch.Tensor], dist.Work]:
-        """Starts a gathering of shards, padded to the same length, and returns the work to wait
-        for before they are joined."""
-        most = max(self.counts)
-        if len(own) < most:
-            own = torch.cat([own, own.new_zeros((most - len(own), own.shape[1]))])
-        padded = [own.new_empty(own.shape) for _ in self.counts]
-        return padded, dist.all_gather(padded, own.contiguous(), group=self.group, async_op=True)
-
-    def join(self, padded: list[torch.Tensor]) -> torch.Tensor:
-        return torch.cat([shard[:n] for shard, n in zip(padded, self.counts, strict=True)])
-
-
-def _bandwidth(particles: torch.Tensor, rule: str, shards: _Shards) -> torch.Tensor:
+def _bandwidth(particles: torch.Tensor, rule: str, shards: Shards) -> torch.Tensor:
     """Of all particles, in the dtype that kernels accumulate in."""
     x = particles.to(accumulate_dtype(particles.dtype))
     if reasons := function.reasons(particles):
@@ -196,7 +157,7 @@ def _update(
             "particles, score and bandwidth: expected tensors that require no grad, since other "
             "processes have part of the result; detach them, or call this under torch.no_grad()"
         )
-    shards = _Shards(particles, group, counts)
+    shards = Shards("particles", particles, group, counts)
     if sum(shards.counts) * particles.shape[1] == 0:
         return particles.clone()
     everyone = shards.gather(particles)

@@ -31,12 +31,18 @@ def _reasons(anchor, positive, negative, margin, p, eps, swap) -> list[str]:
         )
     if anchor.dim() == 0 or anchor.numel() == 0:
         reasons.append("empty or 0-dimensional inputs")
+    return reasons + option_reasons((anchor, positive, negative), margin, p, eps, swap)
+
+
+def option_reasons(tensors, margin, p, eps, swap) -> list[str]:
+    """Why the kernels do not take the options of a call, or its tensors' gradients."""
+    reasons = []
     if not (
         isinstance(margin, (int, float)) and isinstance(eps, (int, float)) and type(swap) is bool
     ):
         reasons.append("margin and eps are no plain numbers, or swap is no bool")
-    if _needs_grad(anchor, positive, negative):
-        if _any_inference(anchor, positive, negative):
+    if _needs_grad(*tensors):
+        if _any_inference(*tensors):
             reasons.append("an inference tensor, which autograd cannot keep for the backward")
         if is_exporting():
             reasons.append("torch.export keeps no gradients of custom ops: try it in no_grad")
@@ -45,18 +51,19 @@ def _reasons(anchor, positive, negative, margin, p, eps, swap) -> list[str]:
     return reasons
 
 
-def _needs_grad(anchor, positive, negative) -> bool:
-    return torch.is_grad_enabled() and (
-        anchor.requires_grad or positive.requires_grad or negative.requires_grad
-    )
+def _needs_grad(*tensors) -> bool:
+    for tensor in tensors:  # any() of a generator would take three times as long
+        if tensor.requires_grad:
+            return torch.is_grad_enabled()
+    return False
 
 
-def _any_inference(anchor, positive, negative) -> bool:
+def _any_inference(*tensors) -> bool:
     if (
         torch.compiler.is_compiling()
     ):  # which has no inference tensors, and cannot trace the question
         return False
-    return anchor.is_inference() or positive.is_inference() or negative.is_inference()
+    return any(tensor.is_inference() for tensor in tensors)
 
 
 def triplet_margin_loss(
@@ -122,7 +129,7 @@ def triplet_margin_loss(
     reasons = _reasons(anchor, positive, negative, margin, p, eps, swap)
     if reasons:
         reduction = ("none", "mean", "sum")[reduction_number]
-        loss = _in_torch(anchor, positive, negative, margin, p, eps, swap, reduction)
+        loss = in_torch(anchor, positive, negative, margin, p, eps, swap, reduction)
         # Afterwards, so that what PyTorch refuses too is refused in its words.
         check_fallback("triplet_margin_loss", reasons)
         return loss
@@ -137,7 +144,7 @@ def triplet_margin_loss(
     return ops.forward(anchor, positive, negative, *settings, False)[0]
 
 
-def _in_torch(anchor, positive, negative, margin, p, eps, swap, reduction) -> torch.Tensor:
+def in_torch(anchor, positive, negative, margin, p, eps, swap, reduction) -> torch.Tensor:
     settings = {"margin": margin, "p": p, "eps": eps, "swap": swap, "reduction": reduction}
     tensors = anchor, positive, negative
     if has_torch_function(tensors):
@@ -184,7 +191,7 @@ def _explain(
             rows=anchor.numel() // dim,
             dim=dim,
             element_size=anchor.element_size(),
-            whole=all(map(_rows_are_whole, (anchor, positive, negative))),
+            whole=all(map(rows_are_whole, (anchor, positive, negative))),
             packed=all(map(_rows_are_packed, (anchor, positive, negative))),
             multiprocessors=device.multi_processor_count,
             shared_memory=device.shared_memory_per_block_optin,
@@ -199,7 +206,7 @@ def _rows_are_packed(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
 
 
-def _rows_are_whole(tensor: torch.Tensor) -> bool:
+def rows_are_whole(tensor: torch.Tensor) -> bool:
     """Whether rows start and end on 16-byte boundaries."""
     rows = tensor.reshape(-1, tensor.shape[-1])
     distance = rows.stride(0) if len(rows) > 1 else 0

@@ -273,7 +273,10 @@ class Rows:
         jumps &= ~((self.unclamped == 0) & exact)
         if case.swap:
             apart = (self.distances[1] - self.distances[2]).abs()
-            same = (self.differences[1] == self.differences[2]).all(-1) | exact & (apart == 0)
+            # Torch adds up equal differences in the order of their memory.
+            alike = (self.differences[1] == self.differences[2]).all(-1)
+            alike &= case.layouts[0] == case.layouts[1]
+            same = alike | exact & (apart == 0)
             jumps |= apart.isfinite() & (apart <= unit * self.distances.amax(0)) & ~same
         for difference, distance, lost in zip(
             self.differences, self.distances, self.lost, strict=True

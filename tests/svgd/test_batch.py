@@ -76,6 +76,16 @@ def test_medians_have_the_bits_of_single_ones(device, dtype, rule):
                 assert_same_bits(found, expected)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_no_number_comes_through(device, count):
+    """Also of a particle that has no other to be compared with."""
+    x, score = problems_of((3, count, 2), device=device)
+    x[1, 0, 1] = math.nan
+    phi = svgd_phi(x, score, bandwidth=1.0)
+    assert phi[1, 0].isnan().any()
+    assert phi[[0, 2]].isfinite().all()
+
+
 def test_against_float64(device):
     x, score = problems_of((6, 64, 32), device=device)
     for problem, phi in enumerate(svgd_phi(x, score)):

@@ -67,14 +67,18 @@ def test_large_reductions_keep_their_digits(device, dtype):
         assert total == torch.tensor(210_000, dtype=dtype)
 
 
+@pytest.mark.parametrize("dim", [1, 7, 64])
 @pytest.mark.parametrize("value", [1e-6, 0.3, 0.7])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_errors_of_reductions_do_not_grow_with_the_rows(device, reduction, value):
-    """Equal losses in float64, whose roundings are equal too and add up in a long chain."""
-    inputs = [torch.zeros(100_003, 1, dtype=torch.float64, device=device)] * 3
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_errors_of_reductions_do_not_grow_with_the_rows(device, dtype, reduction, value, dim):
+    """Equal losses, whose roundings are equal too and add up in a long chain."""
+    inputs = [torch.zeros(100_003, dim, dtype=dtype, device=device)] * 3
     loss = triplet_margin_loss(*inputs, margin=value, eps=0, reduction=reduction).item()
-    exact = value if reduction == "mean" else math.fsum(100_003 * [value])
-    assert abs(loss - exact) <= 64 * 2**-53 * exact
+    margin = torch.tensor(value, dtype=dtype).item()
+    exact = margin if reduction == "mean" else math.fsum(100_003 * [margin])
+    unit = {torch.float32: 2**-23, torch.float64: 64 * 2**-53}[dtype]
+    assert abs(loss - exact) <= unit * exact
 
 
 @pytest.mark.parametrize("p", NORMS)

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// How the CUDA kernels of triplet_margin_loss_indexed are launched: a policy as data, and one pure
+// function that chooses it.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "common/ceil_div.h"
+
+namespace fused_ops {
+
+constexpr int kIndexedBlock = 128;        // threads
+constexpr int kIndexedLeastBlocks = 2;    // that the registers of any multiprocessor leave room for
+constexpr int kIndexedBlocks = 4;         // of the forward to a multiprocessor
+constexpr int kIndexedAccesses = 4;       // of a thread to a row that it has at once
+constexpr int kIndexedSmallestGroup = 8;  // threads whose accesses make up a cache line
+constexpr int kIndexedLargestGroup = 32;  // threads, a warp
+constexpr int64_t kIndexedMaxGridY = 65535;
+
+// A share is what one group of threads takes of the sorted entries. There are enough to keep large
+// GPUs busy some times over, but not more, for each has memory for two partial sums of a row.
+constexpr int64_t kIndexedMostShares = 8192;
+constexpr int64_t kIndexedShareUnit = 16;  // entries
+
+struct TripletIndexedPolicy {
+  int threads_per_row;   // a power of two up to 32
+  int64_t row_blocks;    // of the forward; each takes every row_blocks-th group of triplets
+  int64_t column_tiles;  // parts of a row that the backward forms one by one
+  int64_t share;         // entries
+  int64_t shares;
+};
+
+// `width` is how many elements an access moves. Shares do not depend on the device, so that neither
+// does the order in which a gradient is summed. `forced_share` is 0 for no forced one.
+inline TripletIndexedPolicy choose_triplet_indexed_policy(int64_t triplets, int64_t dim, int width,
+                                                          int multiprocessors,
+                                                          int64_t forced_share) {
+  TripletIndexedPolicy policy{kIndexedSmallestGroup, 1, 1, forced_share, 1};
+  while (policy.threads_per_row < kIndexedLargestGroup &&
+         policy.threads_per_row * kIndexedAccesses * width < dim) {
+    policy.threads_per_row *= 2;
+  }
+  const int64_t groups = kIndexedBlock / policy.threads_per_row;  // in a block
+  policy.row_blocks =
+      std::min(ceil_div(triplets, groups), int64_t{kIndexedBlocks} * multiprocessors);
+  policy.column_tiles = std::min(
+      ceil_div(dim, int64_t{policy.threads_per_row} * kIndexedAccesses * width), kIndexedMaxGridY);
+  const int64_t entries = 3 * triplets;
+  if (forced_share == 0) {
+    policy.share = ceil_div(entries, kIndexedMostShares * kIndexedShareUnit) * kIndexedShareUnit;
+  }
+  policy.shares = ceil_div(entries, policy.share);
+  return policy;
+}
+
+}  // namespace fused_ops
