@@ -5,9 +5,9 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
-#include <memory>
 #include <tuple>
 
+#include "common/cpu_memory.h"
 #include "common/huge_pages.h"
 #include "triplet/triplet_arguments.h"
 #include "triplet/triplet_kernel_cpu.h"
@@ -37,7 +37,7 @@ std::tuple<Tensor, Tensor> triplet_forward(Tensor anchor, Tensor positive, Tenso
   const TripletArguments arguments(anchor, positive, negative, p, eps, swap);
   TripletForwardResults results(anchor, arguments, reduction, float32_loss, save_state);
   const TripletForward params = triplet_forward_params(arguments, results, margin, reduction);
-  const std::unique_ptr<char[]> scratch(new char[triplet_forward_scratch_bytes(params)]);
+  const auto scratch = cpu_memory<char>(triplet_forward_scratch_bytes(params));
   for_items(params.inputs, [&](int64_t begin, int64_t end) {
     triplet_forward_items(params, scratch.get(), begin, end);
   });
