@@ -188,7 +188,7 @@ def test_rank_among_more_than_2_to_the_31_pairs(count):
 
 
 def middle_distances(count, rule):
-    """The two middle distances of points 0, 1, 2 and so on, of which count - d pairs are d apart."""
+    """The two in the middle of points 0, 1, 2 and so on, of which count - d pairs are d apart."""
     distances = torch.arange(count, dtype=torch.float64)
     numbers = (count - distances.long()) * (1 if rule == "paper" else 2)
     numbers[0] = 0 if rule == "paper" else count
