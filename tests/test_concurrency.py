@@ -33,10 +33,13 @@ def run_in_threads(*functions):
             errors.append(error)
 
     threads = [threading.Thread(target=guarded, args=[function]) for function in functions]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # or most calls would be over before another thread's turn
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    sys.setswitchinterval(interval)
     if errors:
         raise errors[0]
 
