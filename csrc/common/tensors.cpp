@@ -59,10 +59,14 @@ Tensor new_tensor(const Tensor& like, const std::vector<int64_t>& sizes,
   int32_t device_type = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
   AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+  const AOTITorchError error = aoti_torch_empty_strided(
       static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
       torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)), device_type,
-      like.get_device_index(), &handle));
+      like.get_device_index(), &handle);
+  // That is all that can go wrong here, and the error code does not say it.
+  STD_TORCH_CHECK(error == AOTI_TORCH_SUCCESS,
+                  like.is_cuda() ? "CUDA out of memory" : "out of memory", ". Tried to allocate ",
+                  stride, " elements of ", toString(dtype));
   return Tensor(handle);
 }
 

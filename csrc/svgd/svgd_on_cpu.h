@@ -11,6 +11,7 @@
 #include <mutex>
 #include <vector>
 
+#include "common/cpu_memory.h"
 #include "svgd/svgd_formula.h"
 #include "svgd/svgd_kernel_cpu.h"
 
@@ -57,7 +58,7 @@ class SvgdOnCpu {
  public:
   // `store` is whether few particles' distances are kept, for several passes over all of them.
   SvgdOnCpu(const SvgdParticles& source, bool store)
-      : panels_(new T[SvgdPanels<T>::size(source.count, source.dim)]),
+      : panels_(cpu_memory<T>(SvgdPanels<T>::size(source.count, source.dim))),
         particles_{source.count,
                    svgd_padded<T>(source.count),
                    source.dim,
@@ -65,7 +66,7 @@ class SvgdOnCpu {
                    nullptr} {
     svgd_transpose(source.type, source.data, source.stride, source.count, particles_.panels);
     if (store && source.count <= kMaxStoredParticles) {
-      distances_.reset(new T[source.count * particles_.padded]);
+      distances_ = cpu_memory<T>(source.count * particles_.padded);
       for_row_blocks([&](int64_t begin, int64_t end) {
         svgd_store_distances(particles_, distances_.get(), begin, end);
       });
@@ -117,7 +118,7 @@ class SvgdOnCpu {
   }
 
   void update(const SvgdUpdate& update, T bandwidth) {
-    const std::unique_ptr<T[]> memory(new T[SvgdPanels<T>::size(particles_.count, particles_.dim)]);
+    const auto memory = cpu_memory<T>(SvgdPanels<T>::size(particles_.count, particles_.dim));
     const SvgdPanels<T> score{particles_.dim, memory.get()};
     svgd_transpose(update.particles.type, update.score, update.score_stride, particles_.count,
                    score);
@@ -134,7 +135,7 @@ class SvgdOnCpu {
   void copy_distances(T* result) {
     const int64_t padded = particles_.padded;
     if (distances_ == nullptr) {
-      distances_.reset(new T[particles_.count * padded]);
+      distances_ = cpu_memory<T>(particles_.count * padded);
       svgd_store_distances(particles_, distances_.get(), 0, svgd_row_blocks(particles_.count));
     }
     for (int64_t i = 0; i < particles_.count; ++i) {

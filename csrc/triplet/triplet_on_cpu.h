@@ -8,8 +8,8 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
 
+#include "common/cpu_memory.h"
 #include "triplet/triplet_arguments.h"
 #include "triplet/triplet_kernel_cpu.h"
 
@@ -42,7 +42,7 @@ inline TripletForwardResults triplet_forward_on_cpu(const Tensor& like,
                                                     bool float32_loss, bool save_state) {
   TripletForwardResults results(like, arguments, reduction, float32_loss, save_state);
   const TripletForward params = triplet_forward_params(arguments, results, margin, reduction);
-  const std::unique_ptr<char[]> scratch(new char[triplet_forward_scratch_bytes(params)]);
+  const auto scratch = cpu_memory<char>(triplet_forward_scratch_bytes(params));
   for_triplet_items(params.inputs, [&](int64_t begin, int64_t end) {
     triplet_forward_items(params, scratch.get(), begin, end);
   });

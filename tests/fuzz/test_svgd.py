@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from hypothesis import assume, reject
 from hypothesis import strategies as st
 from svgd.cases import (
     KERNEL_NUMBERS,
@@ -54,11 +55,10 @@ def shapes(device):
     nested = st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(1, 20), st.integers(1, 9))
     chosen = [few, few, some, wide, tiles, problems, nested]
     if device == "cuda":
-        many = st.tuples(
-            st.sampled_from([513, 1023, 1024, 1025, 1500, 2047, 2048]), st.integers(1, 100)
-        )
-        most = st.tuples(st.integers(2049, 2600), st.integers(1, 70))
-        chosen += [many, most, most]
+        many = st.sampled_from([513, 1023, 1024, 1025, 1500, 2047, 2048])
+        most = st.integers(2049, 2120)
+        dims = st.one_of(st.integers(1, 20), st.sampled_from([32, 33, 64, 70]))
+        chosen += [st.tuples(many, dims), st.tuples(most, dims), st.tuples(most, dims)]
     return st.one_of(*chosen)
 
 
@@ -134,7 +134,7 @@ def flat_problems(*tensors):
 
 
 def run(case, particles, score, bandwidth):
-    """The update and the rows that it is of, or None where the form does not take the call."""
+    """The update and the rows that it is of; no example where the form does not take the call."""
     settings = {"bandwidth": bandwidth, "kernel": case.kernel, "repulsion": case.repulsion}
     if case.form == "as called" or particles.dim() > 3:
         settings["precision"] = case.precision
@@ -158,7 +158,7 @@ def run(case, particles, score, bandwidth):
         )  # fmt: skip
     except RuntimeError as error:
         assert f"form: {case.form} " in str(error)
-        return None, None
+        reject()
     return result, slice(first, first + rows)
 
 
@@ -195,8 +195,6 @@ def check_values(case, device):
     before = particles.clone(), score.clone()
     with set_fallback("error"), poisoned():
         result, rows = run(case, particles, score, bandwidth)
-        if result is None:
-            return
         again, _ = run(case, particles, score, bandwidth)
     for x, former in zip((result, particles, score), (again, *before), strict=True):
         assert_same_bits(x, former)
@@ -272,7 +270,7 @@ def check_median(case, device):
                 found = bandwidth_op(particles, RULE_NUMBERS[rule], form)
             except RuntimeError as error:
                 assert f"form: {case.form} " in str(error)
-                return
+                reject()
         assert found.shape == particles.shape[:-2]
         problems = [problem for (problem,) in flat_problems(particles)]
         distances = [distances_op(problem) for problem in problems]
@@ -302,7 +300,8 @@ def check_bandwidth(h, distances, rule):
     # An h below the smallest number is that number, for a zero could not be divided by.
     smallest = torch.finfo(h.dtype).tiny * torch.finfo(h.dtype).eps
     expected = bandwidth_by_sorting(distances.fill_diagonal_(0), rule).clamp(min=smallest)
-    if len(pairs) > 0 and torch.quantile(pairs.double(), 0.6) == 0:
+    around_zero = len(pairs) > 0 and (pairs == 0).double().mean() > 0.4
+    if around_zero or (h.dtype == torch.float64 and h.is_cuda):  # whose log may round otherwise
         torch.testing.assert_close(h, expected, rtol=4 * torch.finfo(h.dtype).eps, atol=0)
     else:
         assert_same_bits(h, expected)
@@ -319,8 +318,7 @@ def check_ksd(case, device):
     particles, score = case.inputs(device)
     bandwidth, h = case.h(particles)
     statistic = STATISTICS[case.seed % 2]
-    if statistic == "u" and len(particles) < 2:
-        return
+    assume(statistic == "v" or len(particles) > 1)
     settings = {"kernel": case.kernel, "statistic": statistic}
     with set_fallback("error"):
         found = ksd(particles, score, bandwidth=bandwidth, **settings)
@@ -354,8 +352,7 @@ def check_gradients(case, device):
     h = torch.full((), case.bandwidth * particles.shape[-1], device=device, dtype=torch.float64)
     step_size = case.step_size or 1.0
     needs_grad = [case.seed >> bit & 1 == 1 for bit in range(3)]
-    if not any(needs_grad):
-        return
+    assume(any(needs_grad))
 
     def gradients(*inputs):
         leaves = [x.detach().requires_grad_(n) for x, n in zip(inputs, needs_grad, strict=True)]

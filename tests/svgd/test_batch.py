@@ -117,6 +117,15 @@ def test_layouts(device):
         assert_same_bits(svgd_phi(view, score), expected)
 
 
+def test_more_problems_than_a_grid_has_blocks(device):
+    x, score = problems_of((70_001, 3, 2), device=device)
+    phi = svgd_phi(x, score)
+    for problem in (0, 1, 65_535, 65_536, 70_000):
+        expected = svgd_phi(x[problem], score[problem])
+        torch.testing.assert_close(phi[problem], expected, **tolerance(x.dtype))
+    assert (median_bandwidth(x) > 0).all()
+
+
 def test_is_one_op(device):
     x, score = problems_of((50, 16, 4), device=device)
     with recorded_ops() as names:

@@ -185,3 +185,36 @@ def test_rank_among_more_than_2_to_the_31_pairs(count):
     gap = gaps[(count - gaps).cumsum(0) > rank][0].float()
     expected = (gap.square().double() / math.log(count)).float()
     assert_same_bits(median_bandwidth(particles).cpu(), expected)
+
+
+def middle_distances(count, rule):
+    """The two in the middle of points 0, 1, 2 and so on, of which count - d pairs are d apart."""
+    distances = torch.arange(count, dtype=torch.float64)
+    numbers = (count - distances.long()) * (1 if rule == "paper" else 2)
+    numbers[0] = 0 if rule == "paper" else count
+    ends = numbers.cumsum(0)
+    total = int(ends[-1])
+    upper = (total - 1) // 2 if rule == "median" else total // 2
+    return [distances[torch.searchsorted(ends, m + 1)].item() for m in ((total - 1) // 2, upper)]
+
+
+@rules
+@pytest.mark.parametrize(
+    ("device", "count"),
+    [
+        ("cpu", 3001),
+        *(pytest.param("cuda", n, marks=pytest.mark.cuda) for n in (46_342, 65_537, 70_000)),
+    ],
+)
+def test_ranks_of_more_pairs_than_31_bits_count(device, count, rule):
+    """Of points on a line, where the distances that are counted are known without counting."""
+    particles = torch.arange(count, dtype=torch.float32, device=device)[:, None]
+    lower, upper = (
+        torch.tensor(d).float().square().double() for d in middle_distances(count, rule)
+    )
+    expected = (lower + upper) / 2
+    if rule == "paper":
+        expected = (expected + (lower * upper).sqrt()) / 2
+    divisor = {"median": 1, "paper": 2, "reference": 2}[rule]
+    expected /= divisor * math.log(count + 1 if rule == "reference" else count)
+    assert median_bandwidth(particles, rule).item() == pytest.approx(expected.item(), rel=1e-7)
