@@ -87,16 +87,9 @@ FUSED_OPS_INLINE double sum_in_lanes(int64_t count, const Value& value) {
   return sum;
 }
 
-struct RowFacts {
-  bool nan;             // whether there is one
-  double negative_sum;  // of the negatives' distances
-};
-
-// Distances in the place of their squares, and in `negatives` infinity in that of all others.
+// Distances in the place of their squares, and a copy of them. Returns whether one is NaN.
 template <typename T>
-FUSED_OPS_CLONES RowFacts squares_to_distances(T* row, T* negatives, const int64_t* labels,
-                                               int64_t label, int64_t count,
-                                               BatchDistance distance) {
+FUSED_OPS_CLONES bool squares_to_distances(T* row, T* copy, int64_t count, BatchDistance distance) {
   if (distance == BatchDistance::euclidean) {
     for (int64_t j = 0; j < count; ++j) row[j] = root(row[j]);
   } else if (distance == BatchDistance::half_squared) {
@@ -105,13 +98,16 @@ FUSED_OPS_CLONES RowFacts squares_to_distances(T* row, T* negatives, const int64
   int nan = 0;
 #pragma GCC ivdep
   for (int64_t j = 0; j < count; ++j) {
-    const T d = row[j];
-    nan |= d != d;
-    negatives[j] = labels[j] != label ? d : std::numeric_limits<T>::infinity();
+    copy[j] = row[j];
+    nan |= row[j] != row[j];
   }
-  return {nan != 0, sum_in_lanes(count, [&](int64_t j) FUSED_OPS_INLINE_LAMBDA {
-            return labels[j] != label ? static_cast<double>(row[j]) : 0.0;
-          })};
+  return nan != 0;
+}
+
+template <typename T>
+FUSED_OPS_CLONES double sum_of(const T* values, int64_t count) {
+  return sum_in_lanes(
+      count, [&](int64_t j) FUSED_OPS_INLINE_LAMBDA { return static_cast<double>(values[j]); });
 }
 
 // How many distances are below the threshold; counts it in each of them.
@@ -237,18 +233,26 @@ class Miner {
       }
     }
     if (own_ >= 0) row_[own_] = 0;
-    const int64_t label = x.labels[anchor_];
-    const RowFacts facts =
-        squares_to_distances(row_, row_negatives_.data(), y.labels, label, count(), call_.distance);
-    negative_sum_ = facts.negative_sum;
-    first_nan_ =
-        facts.nan ? std::find_if(row_, row_ + count(), [](T d) { return d != d; }) - row_ : -1;
+    const bool nan = squares_to_distances(row_, row_negatives_.data(), count(), call_.distance);
+    first_nan_ = nan ? std::find_if(row_, row_ + count(), [](T d) { return d != d; }) - row_ : -1;
     positives_.clear();
-    for (auto next = std::lower_bound(by_class_.begin(), by_class_.end(),
-                                      std::pair<int64_t, int64_t>(label, 0));
-         next != by_class_.end() && next->first == label; ++next) {
+    const auto [first, last] = class_of(x.labels[anchor_]);
+    for (auto next = first; next != last; ++next) {
+      row_negatives_[next->second] = 0;
       if (next->second != own_) positives_.push_back({row_[next->second], next->second});
     }
+    negative_sum_ = sum_of(row_negatives_.data(), count());
+    for (auto next = first; next != last; ++next) {
+      row_negatives_[next->second] = std::numeric_limits<T>::infinity();
+    }
+  }
+
+  // The references with a label, in their order.
+  auto class_of(int64_t label) const {
+    using Entry = std::pair<int64_t, int64_t>;
+    const auto first = std::lower_bound(by_class_.begin(), by_class_.end(), Entry(label, 0));
+    return std::pair(first, std::find_if(first, by_class_.end(),
+                                         [&](const Entry& entry) { return entry.first != label; }));
   }
 
   void poison(HardPicks<T>& picks) {
@@ -480,15 +484,25 @@ void batch_triplet_symmetrise(const BatchTriplet& call, void* coefficients, int6
     using T = std::remove_reference_t<decltype(*null)>;
     T* const c = static_cast<T*>(coefficients);
     const int64_t count = call.anchors.count;
+    T mirrored[kTransposedRows][kTransposedRows + 1];
     for (int64_t block = begin; block < end; ++block) {
-      const int64_t first = block * kTransposedRows;
-      const int64_t last = std::min(first + kTransposedRows, count);
-      for (int64_t column = first; column < count; column += kTransposedRows) {
-        const int64_t end_column = std::min(column + kTransposedRows, count);
-        for (int64_t i = first; i < last; ++i) {
-          for (int64_t j = std::max(column, i); j < end_column; ++j) {
-            c[i * count + j] = c[j * count + i] = c[i * count + j] + c[j * count + i];
+      const int64_t row = block * kTransposedRows;
+      const int64_t rows = std::min(kTransposedRows, count - row);
+      for (int64_t column = row; column < count; column += kTransposedRows) {
+        const int64_t columns = std::min(kTransposedRows, count - column);
+        for (int64_t j = 0; j < columns; ++j) {
+          std::copy_n(c + (column + j) * count + row, rows, mirrored[j]);
+        }
+        for (int64_t i = 0; i < rows; ++i) {
+          T* const at = c + (row + i) * count + column;
+          for (int64_t j = 0; j < columns; ++j) {
+            at[j] += mirrored[j][i];
+            mirrored[j][i] = at[j];
           }
+        }
+        if (column == row) continue;  // which holds both already
+        for (int64_t j = 0; j < columns; ++j) {
+          std::copy_n(mirrored[j], rows, c + (column + j) * count + row);
         }
       }
     }

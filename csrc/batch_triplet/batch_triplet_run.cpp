@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/ceil_div.h"
+#include "common/memory_parts.h"
 
 namespace fused_ops {
 namespace {
@@ -31,15 +32,15 @@ class PreparedRows {
   PreparedRows(const Tensor& rows, const Tensor& labels, const char* name, ScalarType type)
       : rows_(checked(rows, labels, name)),
         labels_(torch::stable::contiguous(labels)),
-        prepared_(
-            new_tensor(rows, {rows_.count, prepared_width(rows_.dim)}, accumulate_dtype(type))),
-        norms_(new_tensor(rows, {rows_.count}, accumulate_dtype(type))),
+        memory_(new_tensor(rows, {rows_.count * (prepared_width(rows_.dim) + 1)},
+                           accumulate_dtype(type))),
         pointers_{rows_.tensor.const_data_ptr(),
                   rows_.count,
                   rows_.stride,
                   static_cast<const int64_t*>(labels_.const_data_ptr()),
-                  prepared_.mutable_data_ptr(),
-                  norms_.mutable_data_ptr()} {}
+                  memory_.mutable_data_ptr(),
+                  static_cast<char*>(memory_.mutable_data_ptr()) +
+                      rows_.count * prepared_width(rows_.dim) * accumulate_size(type)} {}
 
   const BatchRows& pointers() const { return pointers_; }
   int64_t dim() const { return rows_.dim; }
@@ -56,8 +57,7 @@ class PreparedRows {
 
   Rows rows_;
   Tensor labels_;
-  Tensor prepared_;
-  Tensor norms_;
+  Tensor memory_;  // of the prepared rows, and behind them the norms
   BatchRows pointers_;
 };
 
@@ -87,18 +87,124 @@ class Views {
   int64_t size_;
 };
 
-Tensor empty_tensor(const Tensor& like) { return new_tensor(like, {0}, like.scalar_type()); }
-
-void* data_or_null(const Tensor& tensor) {
-  return tensor.numel() == 0 ? nullptr : tensor.mutable_data_ptr();
-}
-
 template <typename Enum>
 Enum checked_enum(int64_t value, Enum last, const char* name) {
   STD_TORCH_CHECK(value >= 0 && value <= static_cast<int64_t>(last), name, ": expected 0 to ",
                   static_cast<int64_t>(last), ", got ", value);
   return static_cast<Enum>(value);
 }
+
+// One call: what is computed, in which memory, and in which order.
+class Course {
+ public:
+  Course(BatchTripletKernels& kernels, const Tensor& like, const BatchTriplet& call,
+         bool anchors_grad, bool references_grad)
+      : kernels_(kernels),
+        like_(like),
+        call_(call),
+        views_(like, call.type),
+        hard_(call.mining == Mining::hard),
+        element_(accumulate_size(call.type)),
+        width_(prepared_width(call.dim)),
+        chunks_(ceil_div(
+            call.anchors.count,
+            std::max<int64_t>(1, kernels.chunk_bytes() / (call.references.count * element_)))),
+        chunk_rows_(ceil_div(call.anchors.count, chunks_)),
+        symmetric_(call.shares_rows() && chunks_ == 1),
+        sums_anchors_(anchors_grad && !hard_),
+        sums_references_(references_grad && !hard_ && !symmetric_) {
+    MemoryParts sizes(nullptr);
+    take(sizes);
+    memory_ = new_tensor(like, {sizes.bytes()}, kByte);
+    MemoryParts parts(memory_.mutable_data_ptr());
+    take(parts);
+  }
+
+  void mine() {
+    const BatchRows &x = call_.anchors, &y = call_.references;
+    kernels_.prepare(call_);
+    const int64_t products = chunk_rows_ * y.count * element_;
+    const int64_t scratch = kernels_.needs_scratch(call_) ? products : 0;
+    const int64_t part = sums_references_ && chunks_ > 1 ? y.count * width_ * element_ : 0;
+    const auto take_parts = [&](MemoryParts& parts) {
+      return std::array<char*, 3>{parts.take<char>(products), parts.take<char>(scratch),
+                                  parts.take<char>(part)};
+    };
+    MemoryParts sizes(nullptr);
+    take_parts(sizes);
+    const Tensor memory = new_tensor(like_, {sizes.bytes()}, kByte);
+    MemoryParts parts(memory.mutable_data_ptr());
+    const auto [data, added_up, of_chunk] = take_parts(parts);
+    for (int64_t first = 0; first < x.count; first += chunk_rows_) {
+      const int64_t count = std::min(chunk_rows_, x.count - first);
+      const Tensor chunk = views_.matrix(data, 0, count, y.count, y.count);
+      multiply(views_.matrix(x.prepared, first, count, call_.dim, width_),
+               views_.transposed(y.prepared, y.count, call_.dim, width_), chunk);
+      kernels_.mine(call_, {first, count, data, scratch > 0 ? added_up : nullptr, totals_, picks_});
+      if (sums_anchors_) {
+        if (symmetric_) kernels_.symmetrise(call_, data);
+        multiply(chunk, rows_of(y.prepared, 0, y.count), rows_of(anchor_sums_, first, count));
+      }
+      if (sums_references_) {
+        char* const to = first == 0 ? reference_sums_ : of_chunk;
+        multiply(views_.transposed(data, count, y.count, y.count),
+                 rows_of(x.prepared, first, count), rows_of(to, 0, y.count));
+        if (first > 0) kernels_.add(call_, reference_sums_, of_chunk, y.count * width_);
+      }
+    }
+  }
+
+  void reduce(BatchReduction reduction, const Tensor& loss, const Tensor& totals) {
+    kernels_.reduce(call_, totals_, reduction, loss.mutable_data_ptr(),
+                    static_cast<double*>(totals.mutable_data_ptr()), scale_);
+  }
+
+  // Of rows as anchors, as references, or as both.
+  void gradient(const BatchRows& rows, bool as_anchors, bool as_references, const Tensor& to) {
+    void* const data = to.mutable_data_ptr();
+    if (hard_) {
+      kernels_.hard_gradient(call_, {&rows, as_anchors, as_references, picks_, scale_, data});
+    } else {
+      const bool both = as_anchors && as_references && !symmetric_;
+      kernels_.gradient(call_, {&rows, as_anchors ? anchor_sums_ : reference_sums_,
+                                both ? reference_sums_ : nullptr, scale_, data});
+    }
+  }
+
+ private:
+  void take(MemoryParts& parts) {
+    const int64_t anchors = call_.anchors.count, references = call_.references.count;
+    scale_ = parts.take<double>(1);
+    totals_ = parts.take<BatchTotals>(anchors);
+    // A pick of double is no smaller than one of float.
+    picks_ = parts.take<HardPicks<double>>(hard_ ? anchors : 0);
+    anchor_sums_ = parts.take<char>(sums_anchors_ ? anchors * width_ * element_ : 0);
+    reference_sums_ = parts.take<char>(sums_references_ ? references * width_ * element_ : 0);
+  }
+  // Whole prepared rows, or sums of such.
+  Tensor rows_of(void* data, int64_t first, int64_t count) const {
+    return views_.matrix(data, first, count, width_, width_);
+  }
+
+  BatchTripletKernels& kernels_;
+  const Tensor& like_;
+  const BatchTriplet& call_;
+  Views views_;
+  bool hard_;
+  int64_t element_;  // bytes
+  int64_t width_;
+  int64_t chunks_;
+  int64_t chunk_rows_;
+  bool symmetric_;  // all coefficients at once, of rows that are both sides: one product will do
+  bool sums_anchors_;
+  bool sums_references_;
+  Tensor memory_;
+  double* scale_;
+  BatchTotals* totals_;
+  void* picks_;
+  char* anchor_sums_;
+  char* reference_sums_;
+};
 
 }  // namespace
 
@@ -120,7 +226,7 @@ BatchTripletResults run_batch_triplet(BatchTripletKernels& kernels, const Tensor
   }
   const BatchRows& x = anchors.pointers();
   const BatchRows& y = others ? others->pointers() : x;
-  Tensor weight;
+  std::optional<Tensor> weight;
   if (weights) {
     STD_TORCH_CHECK(weights->scalar_type() == accumulate && weights->dim() == 1 &&
                         weights->size(0) == x.count && weights->device() == embeddings.device(),
@@ -139,93 +245,28 @@ BatchTripletResults run_batch_triplet(BatchTripletKernels& kernels, const Tensor
                           checked_enum(settings.mining, Mining::hard, "mining"),
                           checked_enum(settings.distance, BatchDistance::half_squared, "distance"),
                           settings.soft,
-                          weights ? weight.const_data_ptr() : nullptr,
+                          weight ? weight->const_data_ptr() : nullptr,
                           anchors_grad || others_grad};
   const BatchReduction reduction =
       checked_enum(settings.reduction, BatchReduction::sum, "reduction");
   STD_TORCH_CHECK(!call.soft || call.mining != Mining::all, "soft: expected another mining");
 
-  const bool hard = call.mining == Mining::hard;
-  const int64_t width = prepared_width(call.dim);
-  const int64_t row_bytes = y.count * accumulate_size(type);
-  const int64_t chunks = ceil_div(x.count, std::max<int64_t>(1, kernels.chunk_bytes() / row_bytes));
-  const int64_t rows = ceil_div(x.count, chunks);
-  // With all coefficients at once, rows that are anchors and references need one product.
-  const bool symmetric = !others && chunks == 1;
-  const bool sums_of_anchors = anchors_grad && !hard;
-  const bool sums_of_others = others_grad && !hard && !symmetric;
-
-  const Tensor anchor_totals =
-      new_tensor(embeddings, {x.count * static_cast<int64_t>(sizeof(BatchTotals))}, kByte);
-  auto* const totals_of = static_cast<BatchTotals*>(anchor_totals.mutable_data_ptr());
-  Tensor picks = empty_tensor(embeddings), anchor_sums = picks, other_sums = picks;
-  if (hard) {
-    // A pick of double is no smaller than one of float.
-    const int64_t bytes = x.count * static_cast<int64_t>(sizeof(HardPicks<double>));
-    picks = new_tensor(embeddings, {bytes}, kByte);
-  }
-  if (sums_of_anchors) anchor_sums = new_tensor(embeddings, {x.count, width}, accumulate);
-  if (sums_of_others) other_sums = new_tensor(embeddings, {y.count, width}, accumulate);
-  const Views views(embeddings, type);
-
-  kernels.prepare(call);
-  {
-    const Tensor products = new_tensor(embeddings, {rows, y.count}, accumulate);
-    Tensor scratch = empty_tensor(embeddings), part = scratch;
-    if (kernels.needs_scratch(call)) scratch = new_tensor(embeddings, {rows, y.count}, accumulate);
-    if (sums_of_others && chunks > 1) part = new_tensor(embeddings, {y.count, width}, accumulate);
-    void* const data = products.mutable_data_ptr();
-    for (int64_t first = 0; first < x.count; first += rows) {
-      const int64_t count = std::min(rows, x.count - first);
-      const Tensor chunk = views.matrix(data, 0, count, y.count, y.count);
-      multiply(views.matrix(x.prepared, first, count, call.dim, width),
-               views.transposed(y.prepared, y.count, call.dim, width), chunk);
-      kernels.mine(call,
-                   {first, count, data, data_or_null(scratch), totals_of, data_or_null(picks)});
-      if (sums_of_anchors) {
-        if (symmetric) kernels.symmetrise(call, data);
-        multiply(chunk, views.matrix(y.prepared, 0, y.count, width, width),
-                 views.matrix(anchor_sums.mutable_data_ptr(), first, count, width, width));
-      }
-      if (sums_of_others) {
-        const Tensor& to = first == 0 ? other_sums : part;
-        multiply(views.transposed(data, count, y.count, y.count),
-                 views.matrix(x.prepared, first, count, width, width), to);
-        if (first > 0) {
-          kernels.add(call, other_sums.mutable_data_ptr(), part.const_data_ptr(), y.count * width);
-        }
-      }
-    }
-  }
-
   std::vector<int64_t> sizes;
   if (reduction == BatchReduction::none) sizes.push_back(x.count);
   const Tensor loss = new_tensor(embeddings, sizes, accumulate);
   const Tensor totals = new_tensor(embeddings, {kBatchTotals}, kDouble);
-  const Tensor scale = new_tensor(embeddings, {1}, kDouble);
-  auto* const factor = static_cast<double*>(scale.mutable_data_ptr());
-  kernels.reduce(call, totals_of, reduction, loss.mutable_data_ptr(),
-                 static_cast<double*>(totals.mutable_data_ptr()), factor);
-
-  const auto gradient_of = [&](const BatchRows& rows_of, bool as_anchors, bool as_others) {
-    const Tensor gradient = new_tensor(embeddings, {rows_of.count, call.dim}, accumulate);
-    void* const to = gradient.mutable_data_ptr();
-    if (hard) {
-      kernels.hard_gradient(call,
-                            {&rows_of, as_anchors, as_others, picks.const_data_ptr(), factor, to});
-    } else {
-      const Tensor& sums = as_anchors ? anchor_sums : other_sums;
-      const bool both = as_anchors && as_others && !symmetric;
-      const void* more = both ? other_sums.const_data_ptr() : nullptr;
-      kernels.gradient(call, {&rows_of, sums.const_data_ptr(), more, factor, to});
-    }
-    return gradient;
+  const auto gradient_for = [&](int64_t count, bool wanted) {
+    return wanted ? new_tensor(embeddings, {count, call.dim}, accumulate)
+                  : new_tensor(embeddings, {0}, accumulate);
   };
-  Tensor grad_embeddings = new_tensor(embeddings, {0}, accumulate);
-  Tensor grad_references = grad_embeddings;
-  if (anchors_grad) grad_embeddings = gradient_of(x, true, !others);
-  grad_references =
-      others && others_grad ? gradient_of(y, false, true) : new_tensor(embeddings, {0}, accumulate);
+  const Tensor grad_embeddings = gradient_for(x.count, anchors_grad);
+  const Tensor grad_references = gradient_for(y.count, others && others_grad);
+
+  Course course(kernels, embeddings, call, anchors_grad, others_grad);
+  course.mine();
+  course.reduce(reduction, loss, totals);
+  if (anchors_grad) course.gradient(x, true, !others, grad_embeddings);
+  if (others && others_grad) course.gradient(y, false, true, grad_references);
   return {loss, totals, grad_embeddings, grad_references};
 }
 

@@ -62,6 +62,7 @@ class BatchTripletFunction(torch.autograd.Function):
         ctx.save_for_backward(embeddings, references, labels, reference_labels, *gradients)
         ctx.settings = settings
         ctx.mark_non_differentiable(totals)
+        ctx.set_materialize_grads(False)  # no zeros for the totals
         return loss, totals
 
     @staticmethod
@@ -78,10 +79,9 @@ class BatchTripletFunction(torch.autograd.Function):
                 embeddings, labels, references, reference_labels, grad_loss,
                 *numbers_of(ctx.settings), *wanted,
             )  # fmt: skip
-        else:
-            gradients = [gradient * grad_loss for gradient in gradients]
+            grad_loss = 1
         found = [
-            gradient.to(embeddings.dtype) if needed else None
+            (gradient * grad_loss).to(embeddings.dtype) if needed else None
             for gradient, needed in zip(gradients, wanted, strict=True)
         ]
         return *found, None, None, None

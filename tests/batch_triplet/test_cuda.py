@@ -72,7 +72,7 @@ def test_host_never_waits(mining, soft):
             torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize(("mining", "most"), [("all", 11), ("semihard", 11), ("hard", 8)])
+@pytest.mark.parametrize(("mining", "most"), [("all", 12), ("semihard", 12), ("hard", 9)])
 def test_launches(mining, most):
     embeddings, labels = random_batch(1024, 64, 100, device="cuda")
     embeddings.requires_grad_()

@@ -14,7 +14,6 @@ from .cases import DISTANCES, FORMS, error, random_batch
 
 needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 RANKS = [
-    pytest.param((2, "gloo"), id="2 gloo"),
     pytest.param((3, "gloo"), id="3 gloo"),
     pytest.param((2, "nccl"), id="2 nccl", marks=[pytest.mark.cuda, needs_two_gpus]),
 ]

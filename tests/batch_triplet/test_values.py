@@ -174,10 +174,9 @@ def test_rows_far_from_zero(device, fused_only, mining):
 
 
 def test_close_rows_keep_their_digits(device, fused_only):
-    """Pairs a millionth apart among rows of norm 1."""
-    embeddings, labels = random_batch(64, 32, 32, torch.float32, device, spread=0)
-    embeddings += 1e-6 * torch.randn(64, 32, device=device)
-    settings = {"mining": "hard", "margin": 3.0, "distance": "euclidean"}
+    """Rows a thousandth of their norm apart, a millionth of its square, in the same class."""
+    embeddings, labels = random_batch(64, 32, 32, torch.float32, device, spread=1e-3)
+    settings = {"mining": "hard", "margin": 3.0}
     exact = loss_and_gradients(embeddings.double(), labels, **settings)
     assert error(loss_and_gradients(embeddings, labels, **settings), exact) < 1e-5
 
@@ -214,6 +213,15 @@ def test_ties_take_the_first(device, fused_only, mining):
     assert loss.item() == expected[1]
     along = torch.stack([gradient[0, 0], gradient[1, 0], gradient[2, 1], gradient[3, 1]])
     assert along.tolist() == expected[0]
+
+
+def test_semihard_is_farther_than_the_positive(device, fused_only):
+    """A negative at the positive's own distance is not."""
+    rows = torch.tensor([[0.0], [1.0], [-1.0], [2.0], [-2.0]], device=device)  # of mean zero
+    labels = torch.tensor([0, 0, 1, 1, 1], device=device)
+    references = {"reference_embeddings": rows[1:], "reference_labels": labels[1:]}
+    loss = batch_triplet_loss(rows[:1], labels[:1], 1.5, "semihard", **references)
+    assert loss == 1 - 2 + 1.5
 
 
 @pytest.mark.parametrize("mining", MINING)
