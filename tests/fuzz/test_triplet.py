@@ -219,6 +219,8 @@ class Rows:
         self.scale = self.distances.amax(0) + case.margin
         # Float64 is held against torch's sums in float64, which err more than ours.
         self.units = unit * (4 if unit > 1e-10 else 64 + math.sqrt(self.dim))
+        if set(case.layouts) == {"columns expanded"}:  # whose roundings are all the same
+            self.units += unit * self.dim / 4
         self.wild = self.beyond_range()
         nearest = self.distances[1:].amin(0)  # which is NaN where one of them is
         self.unclamped = case.margin + self.distances[0] - nearest
