@@ -22,8 +22,8 @@
 #include "common/clones.h"
 #include "common/cpu_scalar.h"
 
-// A root that sets errno is none of vectors.
-#pragma GCC optimize("no-math-errno")
+// A division that may trap is computed one by one. No result changes.
+#pragma GCC optimize("no-trapping-math")
 
 namespace fused_ops {
 namespace {
@@ -135,8 +135,8 @@ FUSED_OPS_CLONES double count_to_coefficients(T* row, const int32_t* above, T we
   if (distance == BatchDistance::euclidean) {
 #pragma GCC ivdep
     for (int64_t j = 0; j < count; ++j) {
-      const T c = -weight * static_cast<T>(above[j]);
-      row[j] = row[j] == 0 || above[j] == 0 ? T(0) : c / row[j];
+      const T c = -weight * static_cast<T>(above[j]) / (row[j] == 0 ? T(1) : row[j]);
+      row[j] = row[j] == 0 ? T(0) : c;
     }
   } else {
     const T factor = distance == BatchDistance::squared ? -2 * weight : -weight;
