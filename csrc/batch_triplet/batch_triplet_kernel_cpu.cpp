@@ -22,9 +22,6 @@
 #include "common/clones.h"
 #include "common/cpu_scalar.h"
 
-// A division that may trap is computed one by one. No result changes.
-#pragma GCC optimize("no-trapping-math")
-
 namespace fused_ops {
 namespace {
 
@@ -125,12 +122,14 @@ FUSED_OPS_CLONES int32_t count_below(const T* negatives, T threshold, int64_t co
 }
 
 // The coefficients of negatives that have `above` thresholds above them; returns their part of the
-// loss. Where that is none the distance may be infinite.
+// loss. An infinite distance has none. (It is asked, not `above`: GCC 12 vectorises a choice
+// between doubles by an int32 wrongly.)
 template <typename T>
 FUSED_OPS_CLONES double count_to_coefficients(T* row, const int32_t* above, T weight, int64_t count,
                                               BatchDistance distance) {
   const double loss = sum_in_lanes(count, [&](int64_t j) FUSED_OPS_INLINE_LAMBDA {
-    return above[j] == 0 ? 0.0 : static_cast<double>(above[j]) * static_cast<double>(row[j]);
+    const T d = row[j] < std::numeric_limits<T>::infinity() ? row[j] : T(0);
+    return static_cast<double>(above[j]) * static_cast<double>(d);
   });
   if (distance == BatchDistance::euclidean) {
 #pragma GCC ivdep
