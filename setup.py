@@ -105,7 +105,9 @@ def native_module(build: str) -> dict:
     common = ["-fvisibility=hidden", *prefixes]
     # Without contraction every instruction set, and every variant of a kernel, gives the same bits.
     # Where a fused multiply-add is wanted the code says so.
-    flags = {"cxx": ["-O3", "-g0", "-std=c++20", "-ffp-contract=off", *common]}
+    # Without errno a root may be one of vectors.
+    exact = ["-ffp-contract=off", "-fno-math-errno"]
+    flags = {"cxx": ["-O3", "-g0", "-std=c++20", *exact, *common]}
     # Linked by hand: libtorch must stay NEEDED although nothing of it is referenced, since in a
     # CUDA build it is what brings libtorch_cuda, and with it the current stream, into scope.
     # libstdc++ by its file name, since some machines link it statically by default: then the

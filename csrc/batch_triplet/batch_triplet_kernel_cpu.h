@@ -4,11 +4,15 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "batch_triplet/batch_triplet.h"
 
 namespace fused_ops {
+
+template <typename scalar>
+using Accumulate = std::conditional_t<std::is_same_v<scalar, double>, double, float>;
 
 // The mean of up to kCentreRows references.
 class BatchCentre {
