@@ -24,7 +24,7 @@ sanitize: .venv/ready
 	  -q build --build-base build/sanitize --build-lib build/sanitize/lib
 	ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/sanitize/lib LD_PRELOAD="$(foreach library, \
 	  libasan.so libubsan.so libstdc++.so,$(shell $(CXX) -print-file-name=$(library)))" \
-	  $(BIN)/pytest -q tests/triplet tests/svgd tests/fuzz -m "not cuda and not timing" \
+	  $(BIN)/pytest -q --capture=sys tests/triplet tests/svgd tests/fuzz -m "not cuda and not timing" \
 	  -k "not compile and not export and not memory and not distributed"
 
 # Every CUDA kernel in every policy; compute-sanitizer comes with the CUDA toolkit.

@@ -2,8 +2,8 @@
 """What fuzzing of both ops shares: how many examples, and tensors of odd strides and values.
 
 A test runs a few examples by default. `pytest -m slow tests/fuzz` runs FUSED_OPS_FUZZ_EXAMPLES of
-them on each device, 20,000 unless that is set, in parts that pytest-xdist spreads. The examples of
-a part are the same in every run, and hypothesis prints the smallest that fails.
+them on each device, 20,000 unless that is set, in parts that pytest-xdist spreads. The examples
+are the same each time the same tests run, and hypothesis prints the smallest that fails.
 """
 
 import math

@@ -222,6 +222,7 @@ class Rows:
         self.units = unit * (4 if unit > 1e-10 else 64 + math.sqrt(self.dim))
         if set(case.layouts) == {"columns expanded"}:  # whose roundings are all the same
             self.units += unit * self.dim / 4
+        self.close = self.info.eps * (16 + math.sqrt(self.dim))  # relative, of distances
         self.wild = self.beyond_range()
         nearest = self.distances[1:].amin(0)  # which is NaN where one of them is
         self.unclamped = case.margin + self.distances[0] - nearest
@@ -258,8 +259,8 @@ class Rows:
                 part = torch.where(distance[:, None] == 0, 0.0, lost / distance[:, None])
                 errors = errors + 2 * upstream * part.nan_to_num(0, 0, 0)
         # Below the hinge the gradient is zero, where torch may have 0 * inf.
-        inactive = ((self.unclamped < 0) & ~self.wild)[:, None] & ~either
-        truth = torch.where(inactive & ~truth.isfinite(), 0.0, truth)
+        below = (self.unclamped < 0) & ~self.near_hinge() & ~self.wild
+        truth = torch.where(below[:, None] & ~truth.isfinite(), 0.0, truth)
         return upstream, truth, errors, either | self.wild[:, None]
 
     def beyond_range(self):
@@ -274,21 +275,22 @@ class Rows:
             wild |= largest > self.info.max / 16 / self.dim
         return wild
 
+    def near_hinge(self):
+        return self.unclamped.isfinite() & (self.unclamped.abs() <= self.close * self.scale)
+
     def jumps(self):
         """Rows that are near the hinge, a tie of the swap or of the maximum, or distance zero, but
         not exactly there."""
         case = self.case
         exact = case.values == "lattice" and case.eps in (0.0, 0.25, -0.25) and self.dim < 10_000
-        unit = self.info.eps * (16 + math.sqrt(self.dim))
-        jumps = self.unclamped.isfinite() & (self.unclamped.abs() <= unit * self.scale)
-        jumps &= ~((self.unclamped == 0) & exact)
+        jumps = self.near_hinge() & ~((self.unclamped == 0) & exact)
         if case.swap:
             apart = (self.distances[1] - self.distances[2]).abs()
             # Torch adds up equal differences in the order of their memory.
             alike = (self.differences[1] == self.differences[2]).all(-1)
             alike &= case.layouts[0] == case.layouts[1]
             same = alike | exact & (apart == 0)
-            jumps |= apart.isfinite() & (apart <= unit * self.distances.amax(0)) & ~same
+            jumps |= apart.isfinite() & (apart <= self.close * self.distances.amax(0)) & ~same
         for difference, distance, lost in zip(
             self.differences, self.distances, self.lost, strict=True
         ):
