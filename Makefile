@@ -24,14 +24,14 @@ sanitize: .venv/ready
 	  -q build --build-base build/sanitize --build-lib build/sanitize/lib
 	ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/sanitize/lib LD_PRELOAD="$(foreach library, \
 	  libasan.so libubsan.so libstdc++.so,$(shell $(CXX) -print-file-name=$(library)))" \
-	  $(BIN)/pytest -q --capture=sys tests/triplet tests/svgd tests/fuzz -m "not cuda and not timing" \
-	  -k "not compile and not export and not memory and not distributed"
+	  $(BIN)/pytest -q --capture=sys tests/triplet tests/svgd tests/batch_triplet tests/fuzz \
+	  -m "not cuda and not timing" -k "not compile and not export and not memory and not distributed"
 
 # Every CUDA kernel in every policy; compute-sanitizer comes with the CUDA toolkit.
 sanitize-cuda: build
-	for op in triplet svgd; do for tool in memcheck racecheck initcheck synccheck; do \
+	for op in triplet svgd batch_triplet; do for tool in memcheck racecheck initcheck synccheck; do \
 	  compute-sanitizer --tool $$tool --error-exitcode 1 \
-	    $(BIN)/python tests/sanitized_calls.py $$op || exit 1; \
+	    $(BIN)/python tests/sanitized_calls.py $$op $$tool || exit 1; \
 	done; done
 
 bench: build

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Launches every kernel of an op in every policy, for compute-sanitizer to watch:
 
-    compute-sanitizer --tool memcheck --error-exitcode 1 python tests/sanitized_calls.py triplet
+    compute-sanitizer --tool memcheck --error-exitcode 1 \
+        python tests/sanitized_calls.py triplet memcheck
 
-and so on with racecheck, initcheck, synccheck and svgd; `make sanitize-cuda` runs all eight. Each
-tensor is then an allocation of its own, so that memory not written, or next to a tensor, is seen.
+and so on with racecheck, initcheck, synccheck and svgd, batch_triplet; `make sanitize-cuda` runs
+them all. Each tensor is then an allocation of its own, so that memory not written, or next to a
+tensor, is seen.
+
+For initcheck the loss's blocks hand nothing over: a block waits for what others leave by reading
+memory that nobody cleared until it holds the launch's number, which initcheck takes for a fault.
 """
 
 import itertools
@@ -19,7 +24,14 @@ if __name__ == "__main__":
 import torch
 
 import fused_ops
-from fused_ops import _C, median_bandwidth, svgd_phi, svgd_step, triplet_margin_loss
+from fused_ops import (
+    _C,
+    batch_triplet_loss,
+    median_bandwidth,
+    svgd_phi,
+    svgd_step,
+    triplet_margin_loss,
+)
 
 ops = torch.ops.fused_ops
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -36,15 +48,18 @@ TRIPLET_LAYOUTS = {
 }
 
 
-def triplet(device="cuda"):
-    cases = itertools.product(TRIPLET_LAYOUTS.values(), DTYPES, NORMS)
+def triplet(device="cuda", tool=None):
+    alone = tool == "initcheck"
+    layouts = [make for name, make in TRIPLET_LAYOUTS.items() if not (alone and name == "long")]
+    forms = [n for n, name in enumerate(_C.TRIPLET_FORMS) if not (alone and name == "split")]
+    cases = itertools.product(layouts, DTYPES, NORMS)
     for number, (layout, dtype, p) in enumerate(cases):
         inputs = [layout(partial(random_tensor, dtype, device)) for _ in range(3)]
-        swap, reduction = number % 2 == 1, number % 3
+        swap, reduction = number % 2 == 1, 0 if alone else number % 3
         arguments = (*inputs, 0.3, p, 1e-6, swap, reduction)
         settings = arguments[3:]
         needs_grad = [True, number % 5 > 0, number % 4 > 0]
-        for form in range(len(_C.TRIPLET_FORMS)):
+        for form in forms:
             loss, state = ops.triplet_forward(*arguments, False, True, form)
             grad_loss = torch.ones_like(loss)
             ops.triplet_backward(grad_loss, *inputs, state, *settings, *needs_grad, form)
@@ -58,7 +73,26 @@ def triplet(device="cuda"):
                     grad_loss, *inputs, state, *settings, *gradients, form
                 )
     inputs = [random_tensor(torch.float32, device, 300, 7).requires_grad_() for _ in range(3)]
-    triplet_margin_loss(*inputs, swap=True).backward()
+    reduction = "none" if alone else "mean"
+    triplet_margin_loss(*inputs, swap=True, reduction=reduction).sum().backward()
+    _indexed_calls(device, alone)
+
+
+def _indexed_calls(device, alone):
+    """With shares of entries that a run of a row begins, ends and goes on in."""
+    cases = itertools.product(TRIPLET_LAYOUTS.values(), DTYPES, NORMS)
+    for number, (layout, dtype, p) in enumerate(cases):
+        embeddings = layout(partial(random_tensor, dtype, device))
+        count = len(embeddings)
+        indices = torch.randint(-count, count, (3, 40 + 7 * number), device=device)
+        indices[0, ::2] = count // 2
+        settings = 0.3, p, 1e-6, number % 2 == 1, 0 if alone else number % 3
+        loss, state = ops.triplet_indexed_forward(embeddings, indices, *settings, False, True)
+        order = (indices.flatten() % count).sort(stable=True).indices
+        for share in (0, 3, 1000):
+            ops.triplet_indexed_backward(
+                torch.ones_like(loss), embeddings, indices, state, order, *settings, share
+            )
 
 
 # One launch, tiles, direct differences, tensor cores; several chunks of dimensions
@@ -67,7 +101,7 @@ SVGD_MANY = [(2100, 3), (2113, 64), (2080, 128), (2064, 256), (2049, 300)]
 SVGD_PROBLEMS = [(4, 64, 32), (3, 130, 3), (2, 300, 5)]
 
 
-def svgd(device="cuda"):
+def svgd(device="cuda", tool=None):
     for shape, dtype in itertools.product([*SVGD_SHAPES, *SVGD_PROBLEMS], DTYPES):
         _svgd_calls(*_svgd_inputs(shape, dtype, device))
     for shape in SVGD_MANY:
@@ -120,15 +154,54 @@ def _shared_median(particles, shares):
     ops.svgd_distances(particles)
 
 
+# Anchors, references or 0 for the anchors themselves, dimensions and classes; more positives than
+# are sorted at a time; more distances than one block of their matrix holds
+BATCHES = [(70, 0, 33, 12), (300, 0, 5, 1), (65, 130, 64, 40), (1, 9, 3, 4), (257, 0, 1, 100)]
+BATCHES_MANY = [(3, 2600, 3, 2), (2100, 0, 4, 2)]
+BATCH_IN_BLOCKS = (65, 2**19, 2, 2**17)
+MINING = (("all", False), ("semihard", False), ("semihard", True), ("hard", False), ("hard", True))
+
+
+def batch_triplet(device="cuda", tool=None):
+    cases = [
+        *itertools.product(BATCHES, DTYPES, MINING),
+        *itertools.product(BATCHES_MANY, [torch.float32], MINING),
+        (BATCH_IN_BLOCKS, torch.float64, MINING[0]),
+    ]
+    for number, (batch, dtype, (mining, soft)) in enumerate(cases):
+        _batch_call(batch, dtype, device, number, mining=mining, soft=soft)
+
+
+def _batch_call(batch, dtype, device, number, **settings):
+    """Loss and gradients with the numbered distance and reduction, of columns of wider rows."""
+    anchors, references, dim, classes = batch
+    rows, labels = zip(
+        *(
+            (
+                random_tensor(dtype, device, count, dim + 3)[:, 1:-2].requires_grad_(),
+                torch.randint(classes, (count,), device=device),
+            )
+            for count in (anchors, references)
+        ),
+        strict=True,
+    )
+    if references > 0:
+        settings |= {"reference_embeddings": rows[1], "reference_labels": labels[1]}
+    settings["distance"] = ("euclidean", "squared", "cosine")[number % 3]
+    settings["reduction"] = ("none", "mean", "mean_active", "sum")[number % 4]
+    loss = batch_triplet_loss(rows[0], labels[0], **settings)
+    loss.sum().backward()
+
+
 def random_tensor(dtype, device, *shape):
     return torch.randn(shape, device=device).to(dtype)
 
 
-OPS = {"triplet": triplet, "svgd": svgd}
+OPS = {"triplet": triplet, "svgd": svgd, "batch_triplet": batch_triplet}
 
 if __name__ == "__main__":
     torch.manual_seed(0)
     with fused_ops.set_fallback("error"):
-        OPS[sys.argv[1]]()
+        OPS[sys.argv[1]](tool=sys.argv[2])
     torch.cuda.synchronize()
     print(f"{sys.argv[1]}: all launched")

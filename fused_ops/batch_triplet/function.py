@@ -183,7 +183,10 @@ def _check_rows(name, rows, labels_name, labels) -> None:
 
 def unit(rows: torch.Tensor | None) -> torch.Tensor | None:
     """Rows of unit length, in the dtype that kernels accumulate in."""
-    return None if rows is None else unit_rows(rows.to(accumulate_dtype(rows.dtype)))
+    if rows is None:
+        return None
+    # Contiguous, or torch may sum rows up in different orders, and equal ones differ.
+    return unit_rows(rows.to(accumulate_dtype(rows.dtype)).contiguous())
 
 
 def reasons(embeddings, labels, references, reference_labels) -> list[str]:

@@ -73,7 +73,9 @@ def loss_and_totals(
         d_ip = d.gather(1, _first_extreme(d, positive, "farthest")[:, None])
         d_in = d.gather(1, _first_extreme(d, negative, "nearest")[:, None])
         item = valid
-    terms = (softplus if soft else relu)(torch.where(item, d_ip - d_in + margin, 0))
+    terms = torch.where(item, d_ip - d_in + margin, 0)
+    # Beyond the threshold softplus is its argument, which by default is not so in float64.
+    terms = softplus(terms, threshold=40) if soft else relu(terms)
     terms = torch.where(item, terms, 0)
     # Mining leaves NaN out, the loss must not.
     poisoned = ((positive | negative) & d.isnan()).any(1)

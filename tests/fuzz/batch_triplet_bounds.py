@@ -67,14 +67,17 @@ class Bounds:
         blur = self.rounding()
         self.blur = blur.amax(1, keepdim=True)  # of the distances of an anchor
         self.relative = torch.where(self.d > 0, blur / self.d, 0).nan_to_num(0, 0, 0)
-        self.hinge = 2 * self.blur + 8 * unit * (largest + abs(case.margin))
+        # Sums are formed in double, here too.
+        self.unit_of_sums = 8 * unit + 2**-54 * sum(self.d.shape)
+        self.hinge = 2 * self.blur + self.unit_of_sums * (largest + abs(case.margin))
         self.items = {"all": self.all, "semihard": self.semihard, "hard": self.hard}[case.mining]()
 
     def squared_norms(self):
-        """Of rows around the centre, |x|^2 + |y|^2."""
+        """Moves the rows around their centre; there |x|^2 + |y|^2."""
         step = (len(self.y) + 1023) // 1024
         centre = self.y[::step].mean(0).nan_to_num(0, 0, 0)
-        of_x, of_y = ((rows - centre).square().sum(1) for rows in (self.x, self.y))
+        self.x, self.y = self.x - centre, self.y - centre
+        of_x, of_y = (rows.square().sum(1) for rows in (self.x, self.y))
         return of_x[:, None] + of_y
 
     def rounding(self):
@@ -246,7 +249,7 @@ class Bounds:
             scale, scale_off = self.scale()
             off = scale * off.sum() + scale_off * items.loss.sum().abs()
             loss = scale * loss.sum()
-        return loss, off + 4 * self.unit * loss.abs() + 1e-37
+        return loss, off + 2 * self.unit_of_sums * loss.abs() + 1e-37
 
     def gradients(self, upstream):
         """For anchors and references: gradients, and how far the norm of a row's may be off."""
@@ -258,7 +261,7 @@ class Bounds:
             "squared": torch.full_like(d, 2),
             "cosine": torch.ones_like(d),
         }[self.case.distance]
-        c = weight * items.slope * per_distance
+        c = torch.where(d > 0, weight * items.slope * per_distance, 0)
         apart = torch.cdist(self.x, self.y, compute_mode="donot_use_mm_for_euclid_dist")
         # "hard" adds up differences, the others products with rows around the centre.
         reach = apart if self.case.mining == "hard" else (2 * self.norms).sqrt()
@@ -275,13 +278,14 @@ class Bounds:
             (self.y, self.x, c.mT, self.inputs[1], off.sum(0)),
         ):
             gradient = coefficients.sum(1, keepdim=True) * rows - coefficients @ others
-            results.append((gradient, allowed, rows, inputs))
+            results.append((gradient, allowed, inputs))
         return results
 
-    def through_unit_rows(self, gradient, allowed, rows, inputs):
+    def through_unit_rows(self, gradient, allowed, inputs):
         """Of the inputs from that of their unit rows."""
         if self.case.distance != "cosine":
             return gradient, allowed
+        rows = unit_rows(inputs)
         norm = inputs.norm(dim=1)
         norm = torch.where(norm == 0, 1, norm)
         length = gradient.norm(dim=1)
