@@ -261,23 +261,24 @@ class Bounds:
             "squared": torch.full_like(d, 2),
             "cosine": torch.ones_like(d),
         }[self.case.distance]
-        c = torch.where(d > 0, weight * items.slope * per_distance, 0)
+        coefficients = weight * items.slope * per_distance
         apart = torch.cdist(self.x, self.y, compute_mode="donot_use_mm_for_euclid_dist")
         # "hard" adds up differences, the others products with rows around the centre.
         reach = apart if self.case.mining == "hard" else (2 * self.norms).sqrt()
         if self.case.distance == "cosine":  # whose rows are rounded too
             reach = reach + 2
-        count = c.count_nonzero(1)[:, None] + c.count_nonzero(0)
+        count = coefficients.count_nonzero(1)[:, None] + coefficients.count_nonzero(0)
         relative = self.relative if self.case.distance == "euclidean" else 0
         relative = relative + (scale_off / scale if scale > 0 else 0)
-        off = c.abs() * (apart * relative + self.unit * (8 + 2 * count.sqrt()) * reach)
+        off = coefficients.abs() * (apart * relative + self.unit * (8 + 2 * count.sqrt()) * reach)
         off += weight.abs() * items.slope_off * per_distance * apart * (1 + scale_off / scale)
+        between = torch.where(d > 0, coefficients, 0)  # of equal rows only roundings are left
         results = []
-        for rows, others, coefficients, inputs, allowed in (
-            (self.x, self.y, c, self.inputs[0], off.sum(1)),
-            (self.y, self.x, c.mT, self.inputs[1], off.sum(0)),
+        for rows, others, c, inputs, allowed in (
+            (self.x, self.y, between, self.inputs[0], off.sum(1)),
+            (self.y, self.x, between.mT, self.inputs[1], off.sum(0)),
         ):
-            gradient = coefficients.sum(1, keepdim=True) * rows - coefficients @ others
+            gradient = c.sum(1, keepdim=True) * rows - c @ others
             results.append((gradient, allowed, inputs))
         return results
 

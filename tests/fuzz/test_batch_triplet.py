@@ -303,7 +303,8 @@ def test_ties(device, part):
     banks = st.tuples(st.integers(1, 9), st.integers(600, 1000), st.integers(1, 4))
     found = cases(
         device,
-        shape=st.one_of(tiny, tiny, banks, banks, shapes(device)),
+        shape=st.one_of(*3 * [tiny], *6 * [banks], shapes(device)),
+        references=st.sampled_from(["itself", "others", "others", "whole batch"]),
         distance=st.sampled_from(["euclidean", "squared"]),
         labels=st.tuples(*2 * [st.sampled_from(["pairs", *3 * ["two classes"], "four classes"])]),
         margin=st.sampled_from([0.0, 0.5, 1.0, -0.5]),
