@@ -9,7 +9,7 @@ import pytest
 import torch
 from every_op import make_inputs, run_every_op
 
-from fused_ops import median_bandwidth, svgd_phi, triplet_margin_loss
+from fused_ops import svgd_phi, triplet_margin_loss
 
 pytestmark = pytest.mark.usefixtures("fused_only")
 
@@ -108,9 +108,8 @@ def test_too_little_memory_on_cuda():
             most = torch.cuda.memory_reserved() + megabytes * 2**20
             torch.cuda.set_per_process_memory_fraction(most / total)
             calls = [lambda: torch.autograd.grad(loss, embeddings, retain_graph=True)]
-            if megabytes < 60:
+            if megabytes < 100:  # phi, and as much and more on the way
                 calls += [lambda: svgd_phi(particles, particles, bandwidth=1.0)]
-                calls += [lambda: median_bandwidth(particles)]
             for call in calls:
                 with pytest.raises(RuntimeError, match="CUDA out of memory"):
                     call()
