@@ -5,7 +5,16 @@ import hashlib
 
 import torch
 
-from fused_ops import ksd, median_bandwidth, svgd_phi, svgd_step, triplet_margin_loss
+from fused_ops import (
+    batch_triplet_loss,
+    ksd,
+    median_bandwidth,
+    svgd_phi,
+    svgd_step,
+    triplet_margin_loss,
+    triplet_margin_loss_indexed,
+)
+from fused_ops.batch_triplet.ops import MINING
 
 SHAPES = [(40, 33), (5, 3000), (300, 64)]
 
@@ -22,6 +31,13 @@ def run_every_op(inputs):
         leaves = [x.detach().requires_grad_() for x in matrices]
         loss = triplet_margin_loss(*leaves, margin=0.3, swap=True)
         results += [loss.detach(), *torch.autograd.grad(loss, leaves)]
+        embeddings, count = leaves[0], len(matrices[0])
+        indices = torch.arange(3 * count, device=embeddings.device).view(3, -1) * 7 % count
+        loss = triplet_margin_loss_indexed(embeddings, *indices, margin=0.3, swap=True)
+        results += [loss.detach(), *torch.autograd.grad(loss, embeddings)]
+        for mining in MINING:
+            loss = batch_triplet_loss(embeddings, indices[0] % 5, mining=mining)
+            results += [loss.detach(), *torch.autograd.grad(loss, embeddings)]
         particles, score, _ = matrices
         results.append(svgd_phi(particles, score))
         results.append(svgd_step(particles, score, 0.1, bandwidth="paper", kernel="imq"))
