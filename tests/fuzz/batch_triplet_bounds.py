@@ -78,7 +78,8 @@ class Bounds:
         centre = self.y[::step].mean(0).nan_to_num(0, 0, 0)
         self.x, self.y = self.x - centre, self.y - centre
         of_x, of_y = (rows.square().sum(1) for rows in (self.x, self.y))
-        return of_x[:, None] + of_y
+        rounded = (4 * self.unit + 2**-52 * len(self.y)) * centre  # a sum in double
+        return of_x[:, None] + of_y + rounded.square().sum()
 
     def rounding(self):
         """Of the distances in the accumulation type."""

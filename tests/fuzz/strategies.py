@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What fuzzing of both ops shares: how many examples, and tensors of odd strides and values.
+"""What fuzzing of the ops shares: how many examples, and tensors of odd strides and values.
 
 A test runs a few examples by default. `pytest -m slow tests/fuzz` runs FUSED_OPS_FUZZ_EXAMPLES of
 them on each device, 20,000 unless that is set, in parts that pytest-xdist spreads. The examples
