@@ -97,18 +97,19 @@ def test_too_little_memory_on_the_cpu():
 def test_too_little_memory_on_cuda():
     few = make_inputs("cuda")
     before = run_every_op(few)
-    particles = torch.randn(200_000, 64, device="cuda")  # 51 MB
-    embeddings = [torch.randn(200_000, 64, device="cuda").requires_grad_() for _ in range(3)]
+    # Of 512 MB each, so that what the allocator has left over does not count.
+    particles = torch.randn(2_000_000, 64, device="cuda")
+    embeddings = [torch.randn(2_000_000, 64, device="cuda").requires_grad_() for _ in range(3)]
     loss = triplet_margin_loss(*embeddings)
     loss.backward(retain_graph=True)  # the gradients that the forward has formed
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
     try:
-        for megabytes in (10, 60, 120):
+        for megabytes in (100, 600, 1200):
             most = torch.cuda.memory_reserved() + megabytes * 2**20
             torch.cuda.set_per_process_memory_fraction(most / total)
             calls = [lambda: torch.autograd.grad(loss, embeddings, retain_graph=True)]
-            if megabytes < 100:  # phi, and as much and more on the way
+            if megabytes < 1000:  # phi, and as much and more on the way
                 calls += [lambda: svgd_phi(particles, particles, bandwidth=1.0)]
             for call in calls:
                 with pytest.raises(RuntimeError, match="CUDA out of memory"):
@@ -118,4 +119,3 @@ def test_too_little_memory_on_cuda():
         torch.cuda.set_per_process_memory_fraction(1.0)
     for result, other in zip(run_every_op(few), before, strict=True):
         assert torch.equal(result, other)
-    assert svgd_phi(particles, particles, bandwidth=1.0).isfinite().all()

@@ -90,7 +90,7 @@ class Bounds:
         units = self.unit * (16 + 2 * math.sqrt(self.x.shape[1]))
         lost = units * torch.minimum(self.norms, NEAR * squared)
         if case.distance == "cosine":  # whose rows are rounded too
-            lost = (lost + 2 * units * squared.sqrt()) / 2
+            lost = (lost + 2 * units * squared.sqrt() + units**2) / 2
         elif case.distance == "euclidean":
             lost = torch.where(d > 0, lost / (2 * d), 0) + self.unit * d
         return lost.nan_to_num(0, 0, 0)
@@ -264,8 +264,10 @@ class Bounds:
         }[self.case.distance]
         coefficients = weight * items.slope * per_distance
         apart = torch.cdist(self.x, self.y, compute_mode="donot_use_mm_for_euclid_dist")
-        # "hard" adds up differences, the others products with rows around the centre.
-        reach = apart if self.case.mining == "hard" else (2 * self.norms).sqrt()
+        # "hard" adds up differences, the others products with rows around the centre, and so does
+        # what float64 is compared with.
+        differs = self.case.mining == "hard" and self.unit > 1e-10
+        reach = apart if differs else (2 * self.norms).sqrt()
         if self.case.distance == "cosine":  # whose rows are rounded too
             reach = reach + 2
         count = coefficients.count_nonzero(1)[:, None] + coefficients.count_nonzero(0)
