@@ -21,7 +21,7 @@ from pathlib import Path
 from setuptools import setup
 
 ROOT = Path(__file__).resolve().parent
-# "a": with the tensor cores' own code. 8.9 runs the code of 8.6: what it has beyond is not used here.
+# "a": with the tensor cores' own code. 8.9 runs the code of 8.6, beyond which nothing is used here.
 ARCHITECTURES = "7.5 8.0 8.6 9.0a 10.0 12.0+PTX"
 GIGABYTES_PER_JOB = 2  # the peak of one nvcc compilation of our sources, rounded up
 TARGET = "0x020a000000000000"  # the stable ABI of torch 2.10, our oldest
