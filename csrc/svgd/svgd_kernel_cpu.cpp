@@ -205,7 +205,10 @@ void svgd_store_distances(const SvgdCpuParticles<T>& particles, T* distances, in
 template <typename T>
 bool svgd_centre(const SvgdUpdate& update, const SvgdCpuParticles<T>& particles, T bandwidth,
                  const SvgdPanels<T>& score, T* mean) {
-  if (update.kernel != SteinKernel::rbf) return false;
+  // In few dimensions phi is a small difference of large sums, which wants all digits of differences,
+  // and a pair's exponential takes most of the time.
+  constexpr int64_t least_dim = 4;
+  if (update.kernel != SteinKernel::rbf || particles.dim < least_dim) return false;
   std::vector<T> norms(particles.count);
   for (int64_t k = 0; k < particles.dim; ++k) {
     double sum = 0;
