@@ -205,8 +205,8 @@ void svgd_store_distances(const SvgdCpuParticles<T>& particles, T* distances, in
 template <typename T>
 bool svgd_centre(const SvgdUpdate& update, const SvgdCpuParticles<T>& particles, T bandwidth,
                  const SvgdPanels<T>& score, T* mean) {
-  // In few dimensions phi is a small difference of large sums, which wants all digits of differences,
-  // and a pair's exponential takes most of the time.
+  // In few dimensions phi is a small difference of large sums, which wants all digits of
+  // differences, and a pair's exponential takes most of the time.
   constexpr int64_t least_dim = 4;
   if (update.kernel != SteinKernel::rbf || particles.dim < least_dim) return false;
   std::vector<T> norms(particles.count);
