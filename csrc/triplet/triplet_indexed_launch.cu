@@ -46,9 +46,7 @@ TripletIndexedPolicy triplet_indexed_policy(const TripletInputs& in, int multipr
 int64_t triplet_indexed_forward_bytes(const TripletForward& params,
                                       const TripletIndexedPolicy& policy) {
   if (params.reduction == Reduction::none) return 0;
-  return policy.row_blocks * (params.inputs.type == ScalarType::float64
-                                  ? sizeof(Handover<Sum<double>>)
-                                  : sizeof(Handover<Sum<float>>));
+  return policy.row_blocks * static_cast<int64_t>(sizeof(Handover<Sum<double>>));
 }
 
 int64_t triplet_indexed_backward_bytes(const TripletInputs& in,
