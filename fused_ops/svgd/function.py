@@ -3,6 +3,7 @@
 
 import math
 import numbers
+import sys
 from collections.abc import Callable
 
 import torch
@@ -325,7 +326,7 @@ def _check_bandwidth(bandwidth: str | float | torch.Tensor, particles: torch.Ten
             raise TypeError(f"bandwidth: expected a floating-point tensor, got {bandwidth.dtype}")
     elif isinstance(bandwidth, str):
         check_rule(bandwidth)
-    elif not isinstance(bandwidth, numbers.Real) or not 0 < bandwidth < math.inf:
+    elif not isinstance(bandwidth, numbers.Real) or not 0 < bandwidth <= sys.float_info.max:
         raise ValueError(
             f"bandwidth: expected a positive number, a 0-dim tensor or one of {', '.join(RULES)}, "
             f"got {bandwidth!r}"

@@ -19,7 +19,19 @@ def ones(*shape, **options):
 
 # name: (changed arguments, error, text)
 GOOD = ones(4, 3)
-BAD_BANDWIDTHS = (0, 0.0, -1, -math.inf, math.nan, math.inf, None, [1.0], numpy.ones(1), 1j)
+BAD_BANDWIDTHS = (
+    10**400,
+    0,
+    0.0,
+    -1,
+    -math.inf,
+    math.nan,
+    math.inf,
+    None,
+    [1.0],
+    numpy.ones(1),
+    1j,
+)
 BAD_CALLS = {
     "vector": ({"particles": ones(3)}, ValueError, r"particles: .*, N, dim\), got \(3,\)"),
     "number": ({"particles": ones()}, ValueError, r"particles: .*, got \(\)"),
