@@ -173,6 +173,26 @@ def unplain_reason(tensor: torch.Tensor) -> str | None:
     return None
 
 
+def needs_grad(*tensors: torch.Tensor) -> bool:
+    """Whether autograd would want the gradient of one of them."""
+    for tensor in tensors:  # any() of a generator would take three times as long
+        if tensor.requires_grad:
+            return torch.is_grad_enabled()
+    return False
+
+
+def gradient_reasons(*tensors: torch.Tensor) -> list[str]:
+    """Why an autograd function of ours cannot have a gradient that is wanted of them."""
+    reasons = []
+    if needs_grad(*tensors):
+        # The compiler has no inference tensors, and cannot trace the question.
+        if not torch.compiler.is_compiling() and any(tensor.is_inference() for tensor in tensors):
+            reasons.append("an inference tensor, which autograd cannot keep for the backward")
+        if is_exporting():
+            reasons.append("torch.export keeps no gradients of custom ops: try it in no_grad")
+    return reasons
+
+
 def _overrides_torch(tensor: torch.Tensor) -> bool:
     if not isinstance(tensor, torch.Tensor):
         return True

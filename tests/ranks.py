@@ -4,8 +4,11 @@
 import traceback
 from datetime import timedelta
 
+import pytest
 import torch
 import torch.distributed as dist
+
+needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 
 
 def _run(rank, ranks, backend, folder, checks):
@@ -30,6 +33,17 @@ def failures_on_ranks(checks, ranks, folder, backend="gloo"):
     """
     torch.multiprocessing.spawn(_run, (ranks, backend, folder, checks), nprocs=ranks)
     return {file.name: file.read_text() for file in folder.glob("check_*")}
+
+
+def place():
+    """Where the tensors of this process belong."""
+    return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+
+
+def own(tensor, counts):
+    """This process's rows."""
+    first = sum(counts[: dist.get_rank()])
+    return tensor[first : first + counts[dist.get_rank()]]
 
 
 def assert_passed(failures, check):

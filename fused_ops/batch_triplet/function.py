@@ -11,7 +11,7 @@ from fused_ops._support import (
     accumulate_dtype,
     check_fallback,
     explains,
-    is_exporting,
+    gradient_reasons,
     name_of,
     tensor_reasons,
     unplain_reason,
@@ -199,13 +199,7 @@ def reasons(embeddings, labels, references, reference_labels) -> list[str]:
     found = [why] if why else []
     if any(tensor.numel() == 0 for tensor in tensors):
         found.append("no rows or no dimensions")
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        # The compiler has no inference tensors, and cannot trace the question.
-        if not torch.compiler.is_compiling() and any(tensor.is_inference() for tensor in tensors):
-            found.append("an inference tensor, which autograd cannot keep for the backward")
-        if is_exporting():
-            found.append("torch.export keeps no gradients of custom ops: try it in no_grad")
-    return found
+    return found + gradient_reasons(*tensors)
 
 
 def stats(totals: torch.Tensor) -> BatchTripletStats:

@@ -11,8 +11,9 @@ from fused_ops._support import (
     Dispatch,
     check_fallback,
     explains,
-    is_exporting,
+    gradient_reasons,
     name_of,
+    needs_grad,
     tensor_reasons,
 )
 from fused_ops.triplet import ops
@@ -41,29 +42,10 @@ def option_reasons(tensors, margin, p, eps, swap) -> list[str]:
         isinstance(margin, (int, float)) and isinstance(eps, (int, float)) and type(swap) is bool
     ):
         reasons.append("margin and eps are no plain numbers, or swap is no bool")
-    if _needs_grad(*tensors):
-        if _any_inference(*tensors):
-            reasons.append("an inference tensor, which autograd cannot keep for the backward")
-        if is_exporting():
-            reasons.append("torch.export keeps no gradients of custom ops: try it in no_grad")
+    reasons += gradient_reasons(*tensors)
     if not isinstance(p, (int, float)) or p not in _NORMS:
         reasons.append(f"p={p} (kernels take {', '.join(map(str, sorted(_NORMS)))})")
     return reasons
-
-
-def _needs_grad(*tensors) -> bool:
-    for tensor in tensors:  # any() of a generator would take three times as long
-        if tensor.requires_grad:
-            return torch.is_grad_enabled()
-    return False
-
-
-def _any_inference(*tensors) -> bool:
-    if (
-        torch.compiler.is_compiling()
-    ):  # which has no inference tensors, and cannot trace the question
-        return False
-    return any(tensor.is_inference() for tensor in tensors)
 
 
 def triplet_margin_loss(
@@ -136,7 +118,7 @@ def triplet_margin_loss(
     # As torch's autocast list has it: computed and returned in float32.
     float32_loss = torch.is_autocast_enabled(anchor.device.type)
     settings = margin, p, eps, swap, reduction_number, float32_loss
-    if _needs_grad(anchor, positive, negative):
+    if needs_grad(anchor, positive, negative):
         in_forward = ops.forms_gradients_in_forward(anchor)
         return ops.TripletMarginLossFunction.apply(
             anchor, positive, negative, *settings, in_forward
@@ -196,7 +178,7 @@ def _explain(
             multiprocessors=device.multi_processor_count,
             shared_memory=device.shared_memory_per_block_optin,
         )
-        if _needs_grad(anchor, positive, negative):
+        if needs_grad(anchor, positive, negative):
             details["gradients_in_forward"] = ops.forms_gradients_in_forward(anchor)
     return Dispatch("triplet_margin_loss", "fused", details)
 

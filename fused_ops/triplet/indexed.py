@@ -11,6 +11,7 @@ from fused_ops._support import (
     check_fallback,
     explains,
     name_of,
+    needs_grad,
     tensor_reasons,
     unplain_reason,
 )
@@ -117,7 +118,7 @@ def triplet_margin_loss_indexed(
     # As torch's autocast list has it: computed and returned in float32.
     float32_loss = torch.is_autocast_enabled(embeddings.device.type)
     numbers = margin, p, eps, swap, reduction_number, float32_loss
-    if torch.is_grad_enabled() and embeddings.requires_grad:
+    if needs_grad(embeddings):
         loss = TripletMarginLossIndexedFunction.apply(embeddings, stacked, *numbers)
     else:
         loss = forward(embeddings, stacked, *numbers, False)[0]

@@ -4,7 +4,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import assert_passed, failures_on_ranks
+from ranks import assert_passed, failures_on_ranks, needs_two_gpus, own, place
 from torch.nn.parallel import DistributedDataParallel
 
 import fused_ops
@@ -12,7 +12,6 @@ from fused_ops import distributed, set_fallback
 
 from .cases import DISTANCES, FORMS, error, random_batch
 
-needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 RANKS = [
     pytest.param((3, "gloo"), id="3 gloo"),
     pytest.param((2, "nccl"), id="2 nccl", marks=[pytest.mark.cuda, needs_two_gpus]),
@@ -21,20 +20,11 @@ RANKS = [
 # The rest of this file up to the fixture runs in every process.
 
 
-def place():
-    return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
-
-
 def splits(total):
     """How many rows each rank has: alike, uneven, and none in one."""
     ranks = dist.get_world_size()
     even = [total // ranks + (rank < total % ranks) for rank in range(ranks)]
     return even, [0, *[(total + r) // (ranks - 1) for r in range(ranks - 1)]]
-
-
-def own(tensor, counts):
-    first = sum(counts[: dist.get_rank()])
-    return tensor[first : first + counts[dist.get_rank()]]
 
 
 def compare(embeddings, labels, counts, told, **settings):

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import assert_passed, failures_on_ranks
+from ranks import assert_passed, failures_on_ranks, needs_two_gpus, own, place
 
 import fused_ops
 from fused_ops import distributed
@@ -14,7 +14,6 @@ from fused_ops.svgd.function import KERNELS, RULES
 
 from .cases import assert_same_bits, random_inputs, random_tensor
 
-needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 RANKS = [
     pytest.param((2, "gloo"), id="2 gloo"),
     pytest.param((3, "gloo"), id="3 gloo"),
@@ -24,20 +23,11 @@ RANKS = [
 # The rest of this file up to the fixture runs in every process.
 
 
-def place():
-    return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
-
-
 def splits(total):
     """How many particles each rank has: alike, uneven, and none in one."""
     ranks = dist.get_world_size()
     even = [total // ranks + (rank < total % ranks) for rank in range(ranks)]
     return even, [1] * (ranks - 1) + [total - ranks + 1], [0, *[total // (ranks - 1)] * (ranks - 1)]
-
-
-def own(tensor, counts):
-    first = sum(counts[: dist.get_rank()])
-    return tensor[first : first + counts[dist.get_rank()]]
 
 
 def tolerance(dtype):
