@@ -30,9 +30,9 @@ sanitize: .venv/ready
 # Every CUDA kernel in every policy; compute-sanitizer comes with the CUDA toolkit.
 sanitize-cuda: build
 	for op in triplet svgd batch_triplet; do for tool in memcheck racecheck initcheck synccheck; do \
-	  compute-sanitizer --tool $$tool --error-exitcode 1 \
-	    $(BIN)/python tests/sanitized_calls.py $$op $$tool || exit 1; \
-	done; done
+	  for part in 1 2 3 4 5 6 7 8; do echo $$op $$tool $$part/8; done; done; done | \
+	xargs -P 8 -L 1 sh -c 'compute-sanitizer --tool $$1 --error-exitcode 1 \
+	  $(BIN)/python tests/sanitized_calls.py $$0 $$1 $$2'
 
 bench: build
 	$(BIN)/python -m benchmarks

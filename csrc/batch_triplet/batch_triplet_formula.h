@@ -44,14 +44,21 @@ struct ItemLoss {
   T weight;  // its derivative
 };
 
-// Of x = d_ip - d_in + margin.
+// Of x = d_ip - d_in + margin, which is NaN for two infinite distances.
 template <typename T>
 FUSED_OPS_HOST_DEVICE inline ItemLoss<T> item_loss(T x, bool soft) {
   if (soft) {
     const T decay = std::exp(x > 0 ? -x : x);
     return {(x > 0 ? x : T(0)) + std::log1p(decay), (x > 0 ? T(1) : decay) / (1 + decay)};
   }
-  return x > 0 ? ItemLoss<T>{x, T(1)} : ItemLoss<T>{T(0), T(0)};
+  return x <= 0 ? ItemLoss<T>{T(0), T(0)} : ItemLoss<T>{x, T(1)};
+}
+
+// The loss of "all" from its counts, which do not see an infinite distance less another.
+FUSED_OPS_HOST_DEVICE inline double counted_loss(const BatchTotals& totals) {
+  return std::isinf(totals.positive_sum) && std::isinf(totals.negative_sum)
+             ? totals.positive_sum - totals.negative_sum
+             : totals.loss;
 }
 
 // What the sum of the losses is multiplied with.

@@ -269,6 +269,7 @@ __global__ void __launch_bounds__(kMineThreads)
   }
   totals = reduce_group(totals, kMineThreads, parts);
   if (threadIdx.x > 0) return;
+  if (mining == Mining::all) totals.loss = counted_loss(totals);
   chunk.totals[a.anchor] = totals;
   if (mining == Mining::hard) static_cast<HardPicks<T>*>(chunk.picks)[a.anchor] = picks;
 }

@@ -181,17 +181,18 @@ struct SvgdLaunches {
 // Several small problems in one launch.
 struct SvgdBatch {
   SvgdBatch(const Tensor& like, int64_t problems, const SvgdUpdate& first)
-      : problems(problems), tensor(like), context(like), first(first) {}
+      : problems(problems), tensor(like), first(first) {}
 
   // Whether they are several, and small. `form` may ask for the kernels of single ones.
   bool takes(int64_t form) const {
+    if (problems == 1 || svgd_form(form) != SvgdForm::automatic) return false;
     SvgdParticles wide = first.particles;
     if (element_size(wide.type) == 2) wide.type = ScalarType::float32;
-    return problems > 1 && svgd_form(form) == SvgdForm::automatic &&
-           svgd_batch_takes(wide, context.limits().shared_memory);
+    return svgd_batch_takes(wide, CudaContext(tensor).limits().shared_memory);
   }
 
   void launch(const std::optional<BandwidthRule>& rule, void* bandwidths) {
+    const CudaContext context(tensor);
     const SvgdParticles& particles = first.particles;
     const ScalarType type = particles.type;
     const int64_t rows = problems * particles.count;
@@ -224,7 +225,6 @@ struct SvgdBatch {
 
  private:
   Tensor tensor;
-  CudaContext context;
   SvgdUpdate first;
 };
 

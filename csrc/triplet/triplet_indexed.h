@@ -5,7 +5,8 @@
 // The forward is that of triplet_margin_loss, whose rows it finds through the indices. For the
 // gradient of the embeddings each triplet has three entries, one for each row that it names: the
 // triplet's number, plus `rows` for its positive and 2 * `rows` for its negative. Sorted by the row
-// that they name, those of a row lie one behind another, a run, and are added in that order.
+// that they name, whichever row is first, those of a row lie one behind another, a run, and are
+// added in that order.
 
 #pragma once
 

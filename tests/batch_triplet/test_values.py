@@ -194,6 +194,20 @@ def test_infinite_rows_are_far(device, fused_only, mining):
     assert loss.isfinite()
 
 
+@forms
+@pytest.mark.parametrize("values", ["huge", "infinite"])
+def test_infinite_distances_of_both_kinds(device, fused_only, in_torch, mining, soft, values):
+    """One less another is NaN, wherever a triplet has both, not the zero of one without a loss."""
+    far = {"huge": 1e30, "infinite": math.inf}[values]
+    rows = torch.tensor([[0.0], [far], [1], [2], [-far], [3], [4], [5]], device=device)
+    labels = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2], device=device)
+    settings = {"mining": mining, "soft": soft, "reduction": "none"}
+    expected = in_torch(rows, labels, **settings)
+    assert expected.isnan().any() and not expected.isnan().all()
+    loss = batch_triplet_loss(rows, labels, **settings)
+    torch.testing.assert_close(loss, expected, equal_nan=True)
+
+
 @pytest.mark.parametrize("mining", MINING)
 def test_ties_take_the_first(device, fused_only, mining):
     """Two positives and two negatives at the same distance: the gradient goes to the first."""

@@ -59,8 +59,8 @@ class Bounds:
         used = self.positive | self.negative
         infinite = self.d.isinf()
         self.poisoned = (used & self.d.isnan()).any(1)
-        # Of an infinite distance from another one nothing is said.
-        self.unsaid = (self.positive & infinite).any(1) & (self.negative & infinite).any(1)
+        infinite = (self.positive & infinite).any(1), (self.negative & infinite).any(1)
+        self.less_infinity = infinite[0] & infinite[1]
         self.d = torch.where(self.poisoned[:, None] | ~used, 0, self.d)
         self.norms = self.squared_norms()
         largest = self.d.nan_to_num(0, 0, 0).amax(1, keepdim=True)
@@ -111,6 +111,7 @@ class Bounds:
         off = torch.where(positive, below_off, 0) + torch.where(negative, above_off, 0)
         off = torch.minimum(off, (positive | negative).sum(1, keepdim=True))
         loss = torch.where(below > 0, below * bound - prefix.gather(1, below), 0).sum(1)
+        loss[self.less_infinity] = math.nan  # where an infinite distance is taken off another
         terms = (slope.abs() + off) * positive
         active = torch.where(positive, below, 0).sum(1)
         blurred = self.blur[:, 0]

@@ -91,6 +91,13 @@ def test_shapes_and_reductions(device, shape, reduction):
     check(embeddings, random_indices(shape[0], 21, device), swap=True, reduction=reduction)
 
 
+@pytest.mark.parametrize("count", [2**15 + 1, 2**16, 2**16 + 1])
+def test_first_and_last_row_are_not_one(device, count):
+    embeddings = random_tensor(count, 2, device=device)
+    indices = random_indices(count, 500, device) % 2 * (count - 1)
+    check(embeddings, indices, reduction="sum")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_row_that_all_triplets_share(device, dtype):
     """16-bit gradients too are summed in float32, or they would stop to grow."""
