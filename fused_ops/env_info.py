@@ -20,6 +20,7 @@ from fused_ops._library import native, why_not
 from fused_ops._support import name_of
 from fused_ops.batch_triplet import reference as batch_triplet_reference
 from fused_ops.svgd import reference as svgd_reference
+from fused_ops.triplet import indexed
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -32,12 +33,18 @@ def _svgd_arguments(dtype: torch.dtype, device: str) -> tuple:
     return tuple(torch.ones(2, 8, dtype=dtype, device=device) for _ in range(2))
 
 
+def _triplet_indexed_arguments(dtype: torch.dtype, device: str) -> tuple:
+    index = torch.arange(2, device=device)
+    return torch.ones(2, 8, dtype=dtype, device=device), index, index, index
+
+
 def _batch_triplet_arguments(dtype: torch.dtype, device: str) -> tuple:
     return torch.ones(2, 8, dtype=dtype, device=device), torch.arange(2, device=device)
 
 
 OPS = {
     fused_ops.triplet_margin_loss: (_triplet_arguments, "p 1, 2, inf; any dim"),
+    fused_ops.triplet_margin_loss_indexed: (_triplet_indexed_arguments, "p 1, 2, inf; any dim"),
     fused_ops.batch_triplet_loss: (_batch_triplet_arguments, "any number of rows and dim"),
     fused_ops.svgd_phi: (_svgd_arguments, "any N and dim; without gradients"),
 }
@@ -88,6 +95,19 @@ def _check_triplet(device: str) -> None:
         torch.testing.assert_close(x.grad, y.grad)
 
 
+def _check_triplet_indexed(device: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    embeddings = torch.randn(40, 24, generator=generator).to(device)
+    indices = torch.randint(40, (3, 90), generator=generator).to(device)
+    ours, theirs = (embeddings.clone().requires_grad_() for _ in range(2))
+    loss = fused_ops.triplet_margin_loss_indexed(ours, *indices)
+    expected = indexed.reference(theirs, *indices)
+    for x in (loss, expected):
+        x.backward()
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
 def _check_batch_triplet(device: str) -> None:
     generator = torch.Generator().manual_seed(0)
     embeddings = torch.randn(60, 5, generator=generator).to(device)
@@ -116,6 +136,7 @@ def _check_svgd(device: str) -> None:
 
 CHECKS = {
     "triplet_margin_loss": _check_triplet,
+    "triplet_margin_loss_indexed": _check_triplet_indexed,
     "batch_triplet_loss": _check_batch_triplet,
     "svgd_phi": _check_svgd,
 }

@@ -232,8 +232,8 @@ def test_env_info(monkeypatch, capsys):
     assert not facts["broken"]
     row = facts["paths"]["cpu"]["triplet_margin_loss"]
     assert all(row[name] == "fused" for name in fused_ops._C.DTYPES)
-    names = "triplet_margin_loss", "batch_triplet_loss", "svgd_phi"
-    assert facts["self_test"]["cpu"] == dict.fromkeys(names, "passed")
+    losses = "triplet_margin_loss", "triplet_margin_loss_indexed", "batch_triplet_loss"
+    assert facts["self_test"]["cpu"] == dict.fromkeys([*losses, "svgd_phi"], "passed")
     monkeypatch.setattr(sys, "argv", ["env_info"])
     assert env_info.main() == 0
     assert f"torch          {torch.__version__}" in capsys.readouterr().out
