@@ -125,6 +125,13 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def check_floating(name: str, tensor: torch.Tensor) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+    if not tensor.is_floating_point():
+        raise TypeError(f"{name}: expected a floating-point tensor, got {tensor.dtype}")
+
+
 def check_fallback(op: str, reasons: list[str]) -> None:
     """Raises `FallbackError` where the user wants no fallback."""
     if set_fallback.mode == "error":

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import fused_ops
+from fused_ops import _support
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "errors.md"
 
@@ -20,9 +21,10 @@ HEAD = """\
 
 What bad input raises, before anything is computed: each message names the argument, what was
 expected and what came. Written by `python tests/test_error_table.py`, which provokes each line; the
-tests fail where one differs. `x` is `torch.ones(4, 3)` and `log_density` a function of particles
-that returns one number a particle; `torch`, `numpy`, `math` and everything of `fused_ops` are
-imported. On CUDA the errors are the same.
+tests fail where one differs. `x` is `torch.ones(4, 3)`, `i` is `torch.arange(4)` and `log_density`
+a function of particles that returns one number a particle; `torch`, `numpy`, `math` and everything
+of `fused_ops` are imported. On CUDA the errors are the same, but for an index out of range, which
+the device finds. `explain` raises them too, but for those that values or PyTorch bring up.
 """
 
 # title -> calls
@@ -39,6 +41,34 @@ CALLS = {
         "TripletMarginLoss(margin=0)",
         "with set_fallback('error'): triplet_margin_loss(x, x, x, p=3)",
         "with set_fallback('error'): triplet_margin_loss(x, x.double(), x)",
+    ],
+    "triplet_margin_loss_indexed": [
+        "triplet_margin_loss_indexed(x, i, i, i, margin=0)",
+        "triplet_margin_loss_indexed(x, i, i, i, reduction='average')",
+        "triplet_margin_loss_indexed(x, i, i, i + 1)",
+        "triplet_margin_loss_indexed(x, i, i, -5 * i)",
+        "triplet_margin_loss_indexed(x, i, i, i / 2)",
+        "triplet_margin_loss_indexed(x, i, i, i[:2])",
+        "with set_fallback('error'): triplet_margin_loss_indexed(x, i, i, i, p=3)",
+    ],
+    "batch_triplet_loss": [
+        "batch_triplet_loss([[1.0]], i)",
+        "batch_triplet_loss(x, [0, 0, 1, 1])",
+        "batch_triplet_loss(x.int(), i)",
+        "batch_triplet_loss(x, i / 2)",
+        "batch_triplet_loss(x[0], i)",
+        "batch_triplet_loss(x, i[:3])",
+        "batch_triplet_loss(x, i.to('meta'))",
+        "batch_triplet_loss(x, i, margin='0.2')",
+        "batch_triplet_loss(x, i, mining='easy')",
+        "batch_triplet_loss(x, i, distance='manhattan')",
+        "batch_triplet_loss(x, i, reduction='max')",
+        "batch_triplet_loss(x, i, soft=True)",
+        "batch_triplet_loss(x, i, reference_embeddings=x)",
+        "batch_triplet_loss(x, i, reference_embeddings=x.double(), reference_labels=i)",
+        "batch_triplet_loss(x, i, reference_embeddings=x[:, :2], reference_labels=i)",
+        "batch_triplet_loss(x, i, reference_embeddings=x, reference_labels=i[:2])",
+        "with set_fallback('error'): batch_triplet_loss(x[:0], i[:0])",
     ],
     "svgd_phi and svgd_step": [
         "svgd_phi([[1.0]], x)",
@@ -99,13 +129,18 @@ CALLS = {
 }
 
 
+def names():
+    found = {name: getattr(fused_ops, name) for name in fused_ops.__all__}
+    found |= {"torch": torch, "numpy": numpy, "math": math}
+    found |= {"x": torch.ones(4, 3), "i": torch.arange(4)}
+    found["log_density"] = lambda particles, *batch: -particles.square().sum(1)
+    return found
+
+
 def provoke(call):
     """Runs a call, and returns what it raises."""
-    names = {name: getattr(fused_ops, name) for name in fused_ops.__all__}
-    names |= {"torch": torch, "numpy": numpy, "math": math, "x": torch.ones(4, 3)}
-    names["log_density"] = lambda particles, *batch: -particles.square().sum(1)
     try:
-        exec(call, names)
+        exec(call, names())
     except Exception as error:
         return error
     raise AssertionError(f"{call} raised nothing")
@@ -130,11 +165,28 @@ def test_page_is_what_comes():
     assert page() == PAGE.read_text()
 
 
+@pytest.mark.parametrize("title", CALLS)
+def test_explain_raises_the_same_or_leaves_it_to_pytorch(title):
+    functions = {function.__name__ for function in _support._explainers}
+    for call in CALLS[title]:
+        name, arguments = call.split("(", 1)
+        expected = provoke(call)
+        # It looks at no values, and calls no score.
+        if name not in functions or type(expected) is IndexError or "lambda" in call:
+            continue
+        try:
+            assert eval(f"explain({name}, {arguments}", names()).path == "pytorch", call
+        except (TypeError, ValueError) as error:
+            assert (type(error), str(error)) == (type(expected), str(expected))
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("title", CALLS)
 def test_errors_are_the_same_on_cuda(title):
     for call in CALLS[title]:
         expected = provoke(call)
+        if type(expected) is IndexError:
+            continue
         with torch.device("cuda"):
             found = provoke(call)
         assert type(found) is type(expected)

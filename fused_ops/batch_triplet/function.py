@@ -10,6 +10,7 @@ from fused_ops._support import (
     Dispatch,
     accumulate_dtype,
     check_fallback,
+    check_floating,
     explains,
     gradient_reasons,
     name_of,
@@ -161,11 +162,9 @@ def check(
 
 
 def _check_rows(name, rows, labels_name, labels) -> None:
-    for tensor_name, tensor in ((name, rows), (labels_name, labels)):
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{tensor_name}: expected a tensor, got {type(tensor).__name__}")
-    if not rows.dtype.is_floating_point:
-        raise TypeError(f"{name}: expected floating point, got {rows.dtype}")
+    check_floating(name, rows)
+    if not isinstance(labels, torch.Tensor):
+        raise TypeError(f"{labels_name}: expected a tensor, got {type(labels).__name__}")
     if labels.dtype.is_floating_point or labels.dtype.is_complex:
         raise TypeError(f"{labels_name}: expected integers, got {labels.dtype}")
     if rows.dim() != 2:

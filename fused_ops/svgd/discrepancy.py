@@ -70,13 +70,9 @@ def ksd(
     2016, https://arxiv.org/abs/1602.03253; Chwialkowski, Strathmann & Gretton, "A Kernel Test of
     Goodness of Fit", ICML 2016, https://arxiv.org/abs/1602.02964
     """
-    check_matrix("particles", particles)
+    _check_statistic(particles, statistic)
     score = check_update(particles, score, bandwidth, kernel, 1.0, "highest")
-    if statistic not in STATISTICS:
-        raise ValueError(f"statistic: expected one of {', '.join(STATISTICS)}, got {statistic!r}")
     count, dim = particles.shape
-    if count < (least := 2 if statistic == "u" else 1):
-        raise ValueError(f'particles: expected at least {least} for "{statistic}", got {count}')
     dtype = accumulate_dtype(particles.dtype)
     h = median_bandwidth(particles, bandwidth) if isinstance(bandwidth, str) else bandwidth
     x, s = particles.to(dtype), score.to(dtype)
@@ -103,6 +99,15 @@ def ksd(
     return (total - s.square().sum() / count - own_trace) / (count - 1)
 
 
+def _check_statistic(particles, statistic) -> None:
+    check_matrix("particles", particles)
+    if statistic not in STATISTICS:
+        raise ValueError(f"statistic: expected one of {', '.join(STATISTICS)}, got {statistic!r}")
+    count = len(particles)
+    if count < (least := 2 if statistic == "u" else 1):
+        raise ValueError(f'particles: expected at least {least} for "{statistic}", got {count}')
+
+
 def _phi(particles, score, h, kernel, repulsion) -> torch.Tensor:
     return update_rows("ksd", particles, score, None, h, kernel, repulsion, "highest", 0, None)
 
@@ -120,6 +125,7 @@ def _imq_trace(x: torch.Tensor, h: torch.Tensor | float) -> torch.Tensor:
 
 @explains(ksd)
 def _(particles, score, *, bandwidth="median", kernel="rbf", statistic="u") -> Dispatch:
+    _check_statistic(particles, statistic)
     update = explain(
         svgd_phi, particles, score, bandwidth=bandwidth, kernel=kernel, precision="highest"
     )

@@ -13,6 +13,7 @@ from fused_ops._support import (
     Dispatch,
     accumulate_dtype,
     check_fallback,
+    check_floating,
     explains,
     name_of,
     tensor_reasons,
@@ -276,13 +277,6 @@ def _accumulated(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(accumulate_dtype(tensor.dtype))
 
 
-def check_floating(name: str, tensor: torch.Tensor) -> None:
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
-    if not tensor.is_floating_point():
-        raise TypeError(f"{name}: expected a floating-point tensor, got {tensor.dtype}")
-
-
 def check_matrix(name: str, tensor: torch.Tensor) -> None:
     check_floating(name, tensor)
     if tensor.dim() != 2:
@@ -338,12 +332,18 @@ def check_number(name: str, value: float) -> None:
         raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
 
 
+def _dispatch_update(
+    op: str, particles, score, bandwidth, kernel, repulsion, precision
+) -> Dispatch:
+    if callable(score) and not isinstance(score, torch.Tensor):
+        score = particles  # It is not called: what it returns must be like these.
+    check_update(particles, score, bandwidth, kernel, repulsion, precision)
+    return _dispatch(op, particles, score, bandwidth, kernel, precision)
+
+
 def _dispatch(
     op: str, particles, score=None, bandwidth=None, kernel="rbf", precision="high"
 ) -> Dispatch:
-    _check_matrices("particles", particles)
-    # A score that is a function is not called: what it returns must be like the particles.
-    score = score if isinstance(score, torch.Tensor) else None
     if why := reasons(particles, score, bandwidth):
         return Dispatch(op, "pytorch", reasons=tuple(why))
     details = {"device": particles.device.type, "dtype": name_of(particles.dtype)}
@@ -372,7 +372,7 @@ def _dispatch(
 def _(
     particles, score, *, bandwidth="median", kernel="rbf", repulsion=1.0, precision="high"
 ) -> Dispatch:
-    return _dispatch("svgd_phi", particles, score, bandwidth, kernel, precision)
+    return _dispatch_update("svgd_phi", particles, score, bandwidth, kernel, repulsion, precision)
 
 
 @explains(svgd_step)
@@ -380,9 +380,12 @@ def _(
     particles, score, step_size, *, bandwidth="median", kernel="rbf", repulsion=1.0,
     precision="high",
 ) -> Dispatch:  # fmt: skip
-    return _dispatch("svgd_step", particles, score, bandwidth, kernel, precision)
+    check_number("step_size", step_size)
+    return _dispatch_update("svgd_step", particles, score, bandwidth, kernel, repulsion, precision)
 
 
 @explains(median_bandwidth)
 def _(particles, rule="median") -> Dispatch:
+    _check_matrices("particles", particles)
+    check_rule(rule)
     return _dispatch("median_bandwidth", particles)

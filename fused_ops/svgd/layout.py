@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fused_ops.svgd.function import check_floating
+from fused_ops._support import check_floating
 
 Particles = torch.Tensor | dict[str, torch.Tensor]
 

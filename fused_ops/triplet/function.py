@@ -48,6 +48,16 @@ def option_reasons(tensors, margin, p, eps, swap) -> list[str]:
     return reasons
 
 
+def check_settings(margin, reduction, size_average=None, reduce=None) -> int:
+    """Raises what PyTorch does for these; the number of the reduction."""
+    if size_average is not None or reduce is not None:
+        reduction = _Reduction.legacy_get_string(size_average, reduce)
+    number = _Reduction.get_enum(reduction)
+    if margin <= 0:
+        raise ValueError(f"margin must be greater than 0, got {margin}")
+    return number
+
+
 def triplet_margin_loss(
     anchor: torch.Tensor,
     positive: torch.Tensor,
@@ -103,11 +113,7 @@ def triplet_margin_loss(
 
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.TripletMarginLoss.html
     """
-    if size_average is not None or reduce is not None:
-        reduction = _Reduction.legacy_get_string(size_average, reduce)
-    reduction_number = _Reduction.get_enum(reduction)
-    if margin <= 0:
-        raise ValueError(f"margin must be greater than 0, got {margin}")
+    reduction_number = check_settings(margin, reduction, size_average, reduce)
     reasons = _reasons(anchor, positive, negative, margin, p, eps, swap)
     if reasons:
         reduction = ("none", "mean", "sum")[reduction_number]
@@ -162,6 +168,7 @@ def _explain(
     anchor, positive, negative, margin=1.0, p=2, eps=1e-6, swap=False, size_average=None,
     reduce=None, reduction="mean",
 ) -> Dispatch:  # fmt: skip
+    check_settings(margin, reduction, size_average, reduce)
     reasons = tuple(_reasons(anchor, positive, negative, margin, p, eps, swap))
     if reasons:
         return Dispatch("triplet_margin_loss", "pytorch", reasons=reasons)

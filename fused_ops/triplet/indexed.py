@@ -2,7 +2,6 @@
 """The loss of triplets given by the rows of one tensor: the public function and its ops."""
 
 import torch
-from torch.nn import _reduction as _Reduction
 
 from fused_ops._library import native
 from fused_ops._support import (
@@ -15,7 +14,7 @@ from fused_ops._support import (
     tensor_reasons,
     unplain_reason,
 )
-from fused_ops.triplet.function import in_torch, option_reasons, rows_are_whole
+from fused_ops.triplet.function import check_settings, in_torch, option_reasons, rows_are_whole
 from fused_ops.triplet.ops import NONE
 
 if native is not None:
@@ -101,9 +100,7 @@ def triplet_margin_loss_indexed(
         ValueError: ``margin`` is not positive, or ``reduction`` is none of the above.
         FallbackError: the kernels do not take the call and ``set_fallback("error")`` is in force.
     """
-    reduction_number = _Reduction.get_enum(reduction)
-    if margin <= 0:
-        raise ValueError(f"margin must be greater than 0, got {margin}")
+    reduction_number = check_settings(margin, reduction)
     settings = margin, p, eps, swap, reduction
     indices = anchor_index, positive_index, negative_index
     reasons = _reasons(embeddings, indices, margin, p, eps, swap)
@@ -207,6 +204,7 @@ def _explain(
     embeddings, anchor_index, positive_index, negative_index, margin=1.0, p=2.0, eps=1e-6,
     swap=False, reduction="mean",
 ) -> Dispatch:  # fmt: skip
+    check_settings(margin, reduction)
     indices = anchor_index, positive_index, negative_index
     reasons = tuple(_reasons(embeddings, indices, margin, p, eps, swap))
     if reasons:

@@ -18,7 +18,12 @@ OTHERS = {"reference_embeddings": X[:5], "reference_labels": LABELS[:5]}
 @pytest.mark.parametrize(
     ("arguments", "settings", "kind", "message"),
     [
-        ((X.long(), LABELS), {}, TypeError, "embeddings: expected floating point, got torch.int64"),
+        (
+            (X.long(), LABELS),
+            {},
+            TypeError,
+            "embeddings: expected a floating-point tensor, got torch.int64",
+        ),
         (([[1.0]], LABELS), {}, TypeError, "embeddings: expected a tensor, got list"),
         ((X, LABELS.float()), {}, TypeError, "labels: expected integers, got torch.float32"),
         ((X, None), {}, TypeError, "labels: expected a tensor, got NoneType"),
