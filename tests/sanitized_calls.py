@@ -35,7 +35,7 @@ from fused_ops import (
     svgd_step,
     triplet_margin_loss,
 )
-from fused_ops.svgd.function import RULES
+from fused_ops.svgd.function import PRECISIONS, RULES
 
 ops = torch.ops.fused_ops
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -118,8 +118,10 @@ def svgd(device: str, tool: str) -> Iterator[Callable]:
         yield partial(_svgd_calls, shape, dtype, device)
     for shape in SVGD_MANY:
         yield partial(_svgd_calls, shape, torch.float32, device)
-        for form, precision in itertools.product(range(-1, len(_C.SVGD_FORMS)), range(3)):
-            yield partial(_forced_update, shape, device, form, precision)
+        for form in range(len(_C.SVGD_FORMS)):
+            yield partial(_forced_update, shape, device, form, PRECISIONS.index("high"))
+        for precision in range(len(PRECISIONS)):
+            yield partial(_forced_update, shape, device, -1, precision)
         yield partial(_svgd_part, shape, device)
     for shape in [(131, 5), *SVGD_MANY]:
         yield partial(_shared_median, shape, torch.float32, device, 2)

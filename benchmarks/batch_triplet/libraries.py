@@ -3,6 +3,7 @@
 
 import importlib
 from collections.abc import Callable
+from importlib.metadata import version
 
 import torch
 
@@ -16,12 +17,12 @@ NAMES = {
 
 
 def losses(mining: str, margin: float) -> dict[str, Callable]:
-    """Functions of embeddings and labels by the library's name."""
+    """Functions of embeddings and labels by the library's name and version."""
     found = {
-        "pytorch_metric_learning": pytorch_metric_learning(mining, margin),
-        "sentence_transformers": sentence_transformers(mining, margin),
+        "pytorch-metric-learning": pytorch_metric_learning(mining, margin),
+        "sentence-transformers": sentence_transformers(mining, margin),
     }
-    return {name: loss for name, loss in found.items() if loss is not None}
+    return {f"{name} {version(name)}": loss for name, loss in found.items() if loss is not None}
 
 
 def pytorch_metric_learning(mining: str, margin: float) -> Callable | None:
