@@ -54,20 +54,21 @@ TRIPLET_LAYOUTS = {
 
 def triplet(device: str, tool: str) -> Iterator[Callable]:
     alone = tool == "initcheck"
-    layouts = [make for name, make in TRIPLET_LAYOUTS.items() if not (alone and name == "long")]
+    layouts = [name for name in TRIPLET_LAYOUTS if not (alone and name == "long")]
     forms = [n for n, name in enumerate(_C.TRIPLET_FORMS) if not (alone and name == "split")]
     cases = itertools.product(layouts, DTYPES, NORMS)
     for number, (layout, dtype, p) in enumerate(cases):
         for form in forms:
             yield partial(_triplet_calls, layout, dtype, device, p, form, number, alone)
     yield partial(_triplet_step, device, alone)
-    cases = itertools.product(TRIPLET_LAYOUTS.values(), DTYPES, NORMS)
+    cases = itertools.product(TRIPLET_LAYOUTS, DTYPES, NORMS)
     for number, (layout, dtype, p) in enumerate(cases):
         yield partial(_indexed_calls, layout, dtype, device, p, number, alone)
 
 
 def _triplet_calls(layout, dtype, device, p, form, number, alone):
-    inputs = [layout(partial(random_tensor, dtype, device)) for _ in range(3)]
+    make = TRIPLET_LAYOUTS[layout]
+    inputs = [make(partial(random_tensor, dtype, device)) for _ in range(3)]
     swap, reduction = number % 2 == 1, 0 if alone else number % 3
     arguments = (*inputs, 0.3, p, 1e-6, swap, reduction)
     settings = arguments[3:]
@@ -92,7 +93,7 @@ def _triplet_step(device, alone):
 
 def _indexed_calls(layout, dtype, device, p, number, alone):
     """With shares of entries that a run of a row begins, ends and goes on in."""
-    embeddings = layout(partial(random_tensor, dtype, device))
+    embeddings = TRIPLET_LAYOUTS[layout](partial(random_tensor, dtype, device))
     count = len(embeddings)
     indices = torch.randint(-count, count, (3, 40 + 7 * number), device=device)
     indices[0, ::2] = count // 2
@@ -228,6 +229,7 @@ OPS = {"triplet": triplet, "svgd": svgd, "batch_triplet": batch_triplet}
 def run(op: str, device: str = "cuda", tool: str = "", part: int = 1, parts: int = 1) -> None:
     with fused_ops.set_fallback("error"):
         for call in itertools.islice(OPS[op](device, tool), part - 1, None, parts):
+            print(call.func.__name__, *call.args, *call.keywords.values(), flush=True)
             call()
 
 
