@@ -16,7 +16,7 @@ KERNEL = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\(.*?\)\s+)?(\w+)\
 @pytest.mark.parametrize("op", sanitized_calls.OPS)
 def test_its_calls_are_valid(op, monkeypatch):
     """On the CPU, which has one way for all of them."""
-    for name in ("SVGD_MANY", "BATCHES_MANY"):
+    for name in ("SVGD_MANY", "SVGD_WIDE", "BATCHES_MANY"):
         monkeypatch.setattr(sanitized_calls, name, [])
     monkeypatch.setattr(sanitized_calls, "BATCH_IN_BLOCKS", (3, 2600, 3, 2))
     sanitized_calls.run(op, "cpu")

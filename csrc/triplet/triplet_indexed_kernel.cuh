@@ -96,7 +96,12 @@ __global__ void __launch_bounds__(kIndexedBlock, kIndexedLeastBlocks) triplet_in
       for (int i = 0; i < 3; ++i) {
         rows[i] = embedding<scalar>(in, entry_row(in, i * in.rows + triplet));
       }
+      Distances<norm, T> run;
       for (int64_t tile = 0; tile * tile_size < in.dim; ++tile) {
+        if (tile % kIndexedRun == 0) {
+          distances.merge(run);
+          run = {};
+        }
         const Columns columns(tile, group, in.dim);
         typename Columns::Access loaded[3][Columns::accesses];
 #pragma unroll
@@ -106,11 +111,12 @@ __global__ void __launch_bounds__(kIndexedBlock, kIndexedLeastBlocks) triplet_in
           if (!columns.contains(i)) break;
 #pragma unroll
           for (int k = 0; k < Columns::width; ++k) {
-            distances.add(to_accumulate(loaded[0][i].get(k)), to_accumulate(loaded[1][i].get(k)),
-                          to_accumulate(loaded[2][i].get(k)), static_cast<T>(in.eps));
+            run.add(to_accumulate(loaded[0][i].get(k)), to_accumulate(loaded[1][i].get(k)),
+                    to_accumulate(loaded[2][i].get(k)), static_cast<T>(in.eps));
           }
         }
       }
+      distances.merge(run);
     }
     distances = reduce_group(distances, threads_per_row, shared);
     if (triplet < in.rows) {

@@ -91,6 +91,18 @@ def test_shapes_and_reductions(device, shape, reduction):
     check(embeddings, random_indices(shape[0], 21, device), swap=True, reduction=reduction)
 
 
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize("dim", [70_001, 300_000])
+def test_errors_do_not_grow_with_the_row(device, dim, p):
+    """Of values in whose sums roundings do not cancel."""
+    embeddings = (4 * random_tensor(2, dim, device=device)).round() / 2
+    indices = torch.tensor([[0], [1], [0]], device=device)
+    settings = {"p": p, "eps": 1e-3, "reduction": "none"}
+    loss = triplet_margin_loss_indexed(embeddings, *indices, **settings)
+    exact = reference(embeddings.double(), *indices, **settings)
+    torch.testing.assert_close(loss.double(), exact, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("count", [2**15 + 1, 2**16, 2**16 + 1])
 def test_first_and_last_row_are_not_one(device, count):
     embeddings = random_tensor(count, 2, device=device)
