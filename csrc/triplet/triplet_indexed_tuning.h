@@ -28,7 +28,7 @@ constexpr int64_t kIndexedMaxGridY = 65535;
 
 // A share is what one group of threads takes of the sorted entries. There are enough to keep large
 // GPUs busy some times over, but not more, for each has memory for two partial sums of a row. H200,
-// backward with 4096, 8192 and 16384: (8192, 512) 299, 301 and 312 us, with 64 rows 266, 264 and 325.
+// backward with 4096, 8192 and 16384: (8192, 512) 299, 301 and 312 us; with 64 rows 266, 264, 325.
 constexpr int64_t kIndexedMostShares = 8192;
 constexpr int64_t kIndexedShareUnit = 16;  // entries
 
