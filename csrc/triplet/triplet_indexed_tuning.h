@@ -16,8 +16,8 @@ constexpr int kIndexedLeastBlocks = 2;    // that the registers of any multiproc
 // Of the forward to a multiprocessor. H200, 262,144 triplets: 4, 8 and 16 blocks are alike with
 // (8192, 512), with (8192, 509) 432, 422 and 375 us.
 constexpr int kIndexedBlocks = 16;
-// Of a thread to a row, at once. Backward with 2 and 4: (8192, 512) float32 349 and 301 us, bfloat16
-// 289 and 273, (8192, 509) 944 and 592.
+// Of a thread to a row, at once. H200, backward with 2 and 4: (8192, 512) float32 349 and 301 us,
+// bfloat16 289 and 273, (8192, 509) 944 and 592.
 constexpr int kIndexedAccesses = 4;
 // Tiles of a long row that are summed apart from those before: roundings grow with the number of
 // summands, of 70,001 in one sum to 2e-6.
