@@ -11,8 +11,8 @@
 
 namespace fused_ops {
 
-constexpr int kIndexedBlock = 128;        // threads
-constexpr int kIndexedLeastBlocks = 2;    // that the registers of any multiprocessor leave room for
+constexpr int kIndexedBlock = 128;      // threads
+constexpr int kIndexedLeastBlocks = 2;  // that the registers of any multiprocessor leave room for
 // Of the forward to a multiprocessor. H200, 262,144 triplets: 4, 8 and 16 blocks are alike with
 // (8192, 512), with (8192, 509) 432, 422 and 375 us.
 constexpr int kIndexedBlocks = 16;
