@@ -10,9 +10,9 @@ that memory not written, or next to a tensor, is seen.
 
 For initcheck the loss's blocks hand nothing over: a block waits for what others leave by reading
 memory that nobody cleared until it holds the launch's number, which initcheck takes for a fault.
-Nor is a gradient of odd rows copied: on Hopper the copy engine stores it, and initcheck takes no more
-than the first 32 bytes of such a store for written. That every element is written is shown by the
-tests that fill new memory with NaN.
+Nor is a gradient of odd rows copied: on Hopper the copy engine stores it, and initcheck takes only
+the first 32 bytes of such a store for written. That every element is written is shown by the tests
+that fill new memory with NaN.
 """
 
 import itertools
