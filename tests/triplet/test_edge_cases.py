@@ -41,16 +41,22 @@ def test_nan_reaches_the_loss_and_no_other_row(device, p, swap, which, place):
         assert triplet_margin_loss(*inputs, p=p, swap=swap, reduction=reduction).isnan()
 
 
+def spoiled_inputs(dim, value, device):
+    """With the value in the last column: a row for each set of inputs that have it."""
+    inputs = random_inputs(7, dim, device=device)
+    for row in range(7):
+        for bit, x in enumerate(inputs):
+            if (row + 1) >> bit & 1:
+                x[row, -1] = value
+    return inputs
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("swap", [False, True], ids=["plain", "swap"])
 @pytest.mark.parametrize("p", NORMS)
 def test_non_finite_rows_are_as_torch_s(device, p, swap, value):
-    """In every input and in pairs of them; but for T6, a row whose loss is 0 (see below)."""
-    inputs = random_inputs(7, 5, device=device)
-    for row in range(7):
-        for bit, x in enumerate(inputs):
-            if (row + 1) >> bit & 1:
-                x[row, 3] = value
+    """But for T6, a row whose loss is 0 (see below)."""
+    inputs = spoiled_inputs(5, value, device)
     settings = {"p": p, "swap": swap, "reduction": "none"}
     results = loss_and_gradients(triplet_margin_loss, inputs, **settings)
     expected = loss_and_gradients(torch_loss, inputs, **settings)
@@ -88,11 +94,7 @@ def test_infinite_upstream_gradient_is_as_torch_s(device, p, swap, upstream):
 @pytest.mark.parametrize("p", NORMS)
 def test_non_finite_single_elements_are_as_torch_s(device, p, swap, value):
     """x / |x| of p = 2 is no number there, sign(x) of p = 1 is. Kernels take one for the other."""
-    inputs = random_inputs(7, 1, device=device)
-    for row in range(7):
-        for bit, x in enumerate(inputs):
-            if (row + 1) >> bit & 1:
-                x[row] = value
+    inputs = spoiled_inputs(1, value, device)
     settings = {"p": p, "swap": swap, "margin": math.inf, "reduction": "none"}
     results = loss_and_gradients(triplet_margin_loss, inputs, **settings)
     expected = loss_and_gradients(torch_loss, inputs, **settings)
