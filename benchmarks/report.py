@@ -9,6 +9,8 @@ import math
 from pathlib import Path
 
 from benchmarks import accuracy, pictures
+from benchmarks.accuracy.batch_triplet import CLEARANCE, ROWS_OF_A_CLASS
+from benchmarks.accuracy.triplet import TRIPLETS_OF_A_ROW
 from benchmarks.rows import RESULTS, file_of
 from benchmarks.svgd import scaling
 
@@ -188,6 +190,17 @@ def write_accuracy(devices: dict) -> None:
         "single numbers), and `benchmarks.accuracy` fails where one is larger; only `svgd_phi` of",
         'over 2048 particles may err by 2e-5 on CUDA, unless asked for `precision="highest"`.',
         "`rounding`: no more than rounding the exact result may lose. `-`: no finite result.",
+        "",
+        f"The indexed loss is of {TRIPLETS_OF_A_ROW} triplets a row; eager gathers their rows for",
+        f"PyTorch's loss. The batch loss is of {ROWS_OF_A_CLASS} rows a class; eager is the",
+        "reference in the dtype of the inputs. Mining jumps: where two distances are closer than",
+        "rounding, or a term is as close to zero, the gradient of any implementation may be off by",
+        "a whole term, and chance decides. So inputs are drawn until no such choice is closer than",
+        f"{CLEARANCE} units in the last place of the largest distance, for 16 bits in float32.",
+        "There eager still picks other rows, and compile, which looks for a rounded extreme among",
+        "distances that are not rounded, finds none and picks the last.",
+        'The loss of "all" exceeds in float32 and float64 what it may be: the margin is added to',
+        "every distance and so rounded to its digits, always in one direction.",
         *accuracy_tables(),
         "",
         "## SVGD on awkward particles",
