@@ -199,8 +199,6 @@ def write_accuracy(devices: dict) -> None:
         f"{CLEARANCE} units in the last place of the largest distance, for 16 bits in float32.",
         "There eager still picks other rows, and compile, which looks for a rounded extreme among",
         "distances that are not rounded, finds none and picks the last.",
-        'The loss of "all" exceeds in float32 and float64 what it may be: the margin is added to',
-        "every distance and so rounded to its digits, always in one direction.",
         *accuracy_tables(),
         "",
         "## SVGD on awkward particles",

@@ -54,11 +54,13 @@ FUSED_OPS_HOST_DEVICE inline ItemLoss<T> item_loss(T x, bool soft) {
   return x <= 0 ? ItemLoss<T>{T(0), T(0)} : ItemLoss<T>{x, T(1)};
 }
 
-// The loss of "all" from its counts, which do not see an infinite distance less another.
-FUSED_OPS_HOST_DEVICE inline double counted_loss(const BatchTotals& totals) {
+// The loss of "all" from what its counts make of the distances, which does not see an infinite
+// distance less another. The margin comes here, once: added to each distance it would be rounded to
+// its last place, all in the same direction.
+FUSED_OPS_HOST_DEVICE inline double counted_loss(const BatchTotals& totals, double margin) {
   return std::isinf(totals.positive_sum) && std::isinf(totals.negative_sum)
              ? totals.positive_sum - totals.negative_sum
-             : totals.loss;
+             : totals.loss + totals.active * margin;
 }
 
 // What the sum of the losses is multiplied with.

@@ -5,9 +5,10 @@
 // positives are sorted in shared memory, at most kMostPositives at a time. For "all" these are
 // thresholds t = d_ip + margin: a negative takes part in as many triplets as there are thresholds
 // above its distance, and counts itself into the bin of the first, from which each positive learns
-// how many negatives lie below its threshold. The loss is the sum of count * t over the positives
-// minus that of count * d over the negatives. For "semihard" each bin keeps the nearest negative
-// that lies there, and a positive takes that of the first bin behind it that has one.
+// how many negatives lie below its threshold. The loss is the sum of count * (d + margin) over
+// the positives minus that of count * d over the negatives. For "semihard" each bin keeps the
+// nearest negative that lies there, and a positive takes that of the first bin behind it that has
+// one.
 //
 // All sums have a fixed order, and atomics are of integers or minima, so results repeat bit for
 // bit.
@@ -22,7 +23,8 @@ namespace fused_ops {
 
 template <typename T>
 struct AllShared {
-  T thresholds[kMostPositives];
+  T distances[kMostPositives];   // of the positives
+  T thresholds[kMostPositives];  // and their sums with the margin
   int bins[kMostPositives];
 };
 
@@ -36,11 +38,14 @@ __device__ void mine_all(const AnchorRow<scalar>& a, Accumulated<scalar>* scratc
     const int size = static_cast<int>(a.positives - first < kMostPositives ? a.positives - first
                                                                            : kMostPositives);
     __syncthreads();  // until the last piece is read
-    a.for_positives(first, size,
-                    [&](int64_t j, int rank) { shared.thresholds[rank] = a.row[j] + margin; });
-    for (int k = threadIdx.x; k < size; k += kMineThreads) shared.bins[k] = 0;
+    a.for_positives(first, size, [&](int64_t j, int rank) { shared.distances[rank] = a.row[j]; });
     __syncthreads();
-    sort_in_block(shared.thresholds, size);
+    sort_in_block(shared.distances, size);
+    for (int k = threadIdx.x; k < size; k += kMineThreads) {
+      shared.thresholds[k] = shared.distances[k] + margin;
+      shared.bins[k] = 0;
+    }
+    __syncthreads();
     a.for_negatives([&](int64_t j) {
       const T d = a.row[j];
       const int bin = rank_in<true>(shared.thresholds, size, d);
@@ -61,12 +66,12 @@ __device__ void mine_all(const AnchorRow<scalar>& a, Accumulated<scalar>* scratc
     for (int k = threadIdx.x; k < size; k += kMineThreads) {
       const double below = shared.bins[k];
       totals.active += below;
-      if (below > 0) totals.loss += below * shared.thresholds[k];  // which may be infinite
+      if (below > 0) totals.loss += below * shared.distances[k];  // which may be infinite
     }
     if (!write) continue;
     a.for_positives(first, size, [&](int64_t j, int) {
       const T d = a.row[j];
-      const int k = rank_in<false>(shared.thresholds, size, d + margin);
+      const int k = rank_in<false>(shared.distances, size, d);
       a.row[j] = a.coefficient(static_cast<T>(shared.bins[k]), d);
     });
   }
@@ -269,7 +274,7 @@ __global__ void __launch_bounds__(kMineThreads)
   }
   totals = reduce_group(totals, kMineThreads, parts);
   if (threadIdx.x > 0) return;
-  if (mining == Mining::all) totals.loss = counted_loss(totals);
+  if (mining == Mining::all) totals.loss = counted_loss(totals, call.margin);
   chunk.totals[a.anchor] = totals;
   if (mining == Mining::hard) static_cast<HardPicks<T>*>(chunk.picks)[a.anchor] = picks;
 }

@@ -3,10 +3,10 @@
 //
 // For "all" a positive has a threshold t = d_ip + margin and takes part in as many triplets as
 // there are negatives below it, a negative in as many as there are thresholds above it. The loss is
-// the sum of count * t over the positives minus that of count * d over the negatives. Up to
-// kFewPositives each goes through the whole row, in vectors. More are sorted: a negative searches
-// its place and counts itself into that bin. For "semihard" each bin keeps its nearest negative,
-// and the minimum from the back is what a positive looks for.
+// the sum of count * (d + margin) over the positives minus that of count * d over the negatives. Up
+// to kFewPositives each goes through the whole row, in vectors. More are sorted: a negative
+// searches its place and counts itself into that bin. For "semihard" each bin keeps its nearest
+// negative, and the minimum from the back is what a positive looks for.
 //
 // Sums run over a fixed number of lanes, so every instruction set gives the same bits.
 
@@ -283,13 +283,13 @@ class Miner {
       row_[j] = coefficient(static_cast<T>(below_[k]), d);
       totals_.positive_sum += d;
       totals_.active += below;
-      if (below > 0) totals_.loss += below * static_cast<double>(d + margin);
+      if (below > 0) totals_.loss += below * static_cast<double>(d);
     }
     totals_.positives = static_cast<double>(size);
     totals_.negative_sum = negative_sum_;
     totals_.negatives = static_cast<double>(negatives());
     totals_.items = totals_.positives * totals_.negatives;
-    totals_.loss = counted_loss(totals_);
+    totals_.loss = counted_loss(totals_, call_.margin);
   }
 
   void count_by_searching(T margin) {

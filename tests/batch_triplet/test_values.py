@@ -181,6 +181,16 @@ def test_close_rows_keep_their_digits(device, fused_only):
     assert error(loss_and_gradients(embeddings, labels, **settings), exact) < 1e-5
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_margin_keeps_its_digits_beside_large_distances(device, fused_only, dtype):
+    """Of the first row both others are as far that the sum of distance and margin is rounded."""
+    far = 2.0 ** {torch.float32: 20, torch.float64: 49}[dtype]
+    x = torch.tensor([[0], [far], [-far]], dtype=dtype, device=device)
+    labels = torch.tensor([0, 0, 1], device=device)
+    loss = batch_triplet_loss(x, labels, margin=0.1, reduction="sum")
+    assert loss == torch.tensor(0.1, dtype=dtype)
+
+
 @pytest.mark.parametrize("mining", MINING)
 def test_infinite_rows_are_far(device, fused_only, mining):
     embeddings, labels = random_batch(20, 4, 3, device=device)
