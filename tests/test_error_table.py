@@ -60,6 +60,7 @@ CALLS = {
         "batch_triplet_loss(x, i[:3])",
         "batch_triplet_loss(x, i.to('meta'))",
         "batch_triplet_loss(x, i, margin='0.2')",
+        "batch_triplet_loss(x, i, margin=math.nan)",
         "batch_triplet_loss(x, i, mining='easy')",
         "batch_triplet_loss(x, i, distance='manhattan')",
         "batch_triplet_loss(x, i, reduction='max')",

@@ -35,13 +35,14 @@ __device__ inline Largest<T> shuffle_xor(const Largest<T>& largest, int mask) {
           __shfl_xor_sync(0xffffffffu, largest.index, mask)};
 }
 
-// How many of `size` ascending values are below `value`, or with `equal` not above it.
+// How many of `size` ascending values, plus the offset, are below `value`, or with `equal` not
+// above.
 template <bool equal, typename T>
-__device__ inline int rank_in(const T* sorted, int size, T value) {
+__device__ inline int rank_in(const T* sorted, int size, T value, T offset = 0) {
   int low = 0;
   while (size > 0) {
     const int half = size / 2;
-    const T middle = sorted[low + half];
+    const T middle = sorted[low + half] + offset;
     if (middle < value || (equal && middle == value)) {
       low += half + 1;
       size -= half + 1;

@@ -27,6 +27,8 @@ void for_rows(int64_t rows, int64_t elements_per_row, const Function& function) 
 
 class CpuKernels : public BatchTripletKernels {
  public:
+  explicit CpuKernels(const Tensor& /*like*/) {}
+
   int64_t chunk_bytes() const override { return int64_t{32} << 20; }
   bool needs_scratch(const BatchTriplet&) const override { return false; }
 
@@ -67,20 +69,9 @@ class CpuKernels : public BatchTripletKernels {
   }
 };
 
-BatchTripletResults batch_triplet(Tensor embeddings, Tensor labels,
-                                  std::optional<Tensor> references, Tensor reference_labels,
-                                  std::optional<Tensor> weights, int64_t first_own, double margin,
-                                  int64_t mining, int64_t distance, int64_t reduction, bool soft,
-                                  bool embeddings_grad, bool references_grad) {
-  CpuKernels kernels;
-  return run_batch_triplet(
-      kernels, embeddings, labels, references, reference_labels, weights,
-      {first_own, margin, mining, distance, reduction, soft, embeddings_grad, references_grad});
-}
-
 }  // namespace
 }  // namespace fused_ops
 
 STABLE_TORCH_LIBRARY_IMPL(fused_ops, CPU, library) {
-  library.impl("batch_triplet", TORCH_BOX(&fused_ops::batch_triplet));
+  library.impl("batch_triplet", TORCH_BOX(&fused_ops::batch_triplet<fused_ops::CpuKernels>));
 }

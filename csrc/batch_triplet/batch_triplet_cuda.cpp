@@ -49,20 +49,9 @@ class CudaKernels : public BatchTripletKernels {
   CudaContext context_;
 };
 
-BatchTripletResults batch_triplet(Tensor embeddings, Tensor labels,
-                                  std::optional<Tensor> references, Tensor reference_labels,
-                                  std::optional<Tensor> weights, int64_t first_own, double margin,
-                                  int64_t mining, int64_t distance, int64_t reduction, bool soft,
-                                  bool embeddings_grad, bool references_grad) {
-  CudaKernels kernels(embeddings);
-  return run_batch_triplet(
-      kernels, embeddings, labels, references, reference_labels, weights,
-      {first_own, margin, mining, distance, reduction, soft, embeddings_grad, references_grad});
-}
-
 }  // namespace
 }  // namespace fused_ops
 
 STABLE_TORCH_LIBRARY_IMPL(fused_ops, CUDA, library) {
-  library.impl("batch_triplet", TORCH_BOX(&fused_ops::batch_triplet));
+  library.impl("batch_triplet", TORCH_BOX(&fused_ops::batch_triplet<fused_ops::CudaKernels>));
 }

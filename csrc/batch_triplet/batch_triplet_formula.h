@@ -54,13 +54,14 @@ FUSED_OPS_HOST_DEVICE inline ItemLoss<T> item_loss(T x, bool soft) {
   return x <= 0 ? ItemLoss<T>{T(0), T(0)} : ItemLoss<T>{x, T(1)};
 }
 
-// The loss of "all" from what its counts make of the distances, which does not see an infinite
-// distance less another. The margin comes here, once: added to each distance it would be rounded to
-// its last place, all in the same direction.
+// The loss of "all" from what its counts make of the distances, which does not see an infinite one
+// less another. The margin, in the type of the distances, comes in here: added to each of them it
+// would be rounded to their last place, always in the same direction.
 FUSED_OPS_HOST_DEVICE inline double counted_loss(const BatchTotals& totals, double margin) {
-  return std::isinf(totals.positive_sum) && std::isinf(totals.negative_sum)
-             ? totals.positive_sum - totals.negative_sum
-             : totals.loss + totals.active * margin;
+  if (std::isinf(totals.positive_sum) && std::isinf(totals.negative_sum)) {
+    return totals.positive_sum - totals.negative_sum;
+  }
+  return totals.active > 0 ? totals.loss + totals.active * margin : totals.loss;
 }
 
 // What the sum of the losses is multiplied with.

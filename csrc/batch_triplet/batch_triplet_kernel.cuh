@@ -23,8 +23,7 @@ namespace fused_ops {
 
 template <typename T>
 struct AllShared {
-  T distances[kMostPositives];   // of the positives
-  T thresholds[kMostPositives];  // and their sums with the margin
+  T distances[kMostPositives];  // of the positives
   int bins[kMostPositives];
 };
 
@@ -39,16 +38,12 @@ __device__ void mine_all(const AnchorRow<scalar>& a, Accumulated<scalar>* scratc
                                                                            : kMostPositives);
     __syncthreads();  // until the last piece is read
     a.for_positives(first, size, [&](int64_t j, int rank) { shared.distances[rank] = a.row[j]; });
+    for (int k = threadIdx.x; k < size; k += kMineThreads) shared.bins[k] = 0;
     __syncthreads();
     sort_in_block(shared.distances, size);
-    for (int k = threadIdx.x; k < size; k += kMineThreads) {
-      shared.thresholds[k] = shared.distances[k] + margin;
-      shared.bins[k] = 0;
-    }
-    __syncthreads();
     a.for_negatives([&](int64_t j) {
       const T d = a.row[j];
-      const int bin = rank_in<true>(shared.thresholds, size, d);
+      const int bin = rank_in<true>(shared.distances, size, d, margin);
       const int above = size - bin;
       if (above > 0) {
         atomicAdd(&shared.bins[bin], 1);
@@ -274,7 +269,7 @@ __global__ void __launch_bounds__(kMineThreads)
   }
   totals = reduce_group(totals, kMineThreads, parts);
   if (threadIdx.x > 0) return;
-  if (mining == Mining::all) totals.loss = counted_loss(totals, call.margin);
+  if (mining == Mining::all) totals.loss = counted_loss(totals, static_cast<T>(call.margin));
   chunk.totals[a.anchor] = totals;
   if (mining == Mining::hard) static_cast<HardPicks<T>*>(chunk.picks)[a.anchor] = picks;
 }

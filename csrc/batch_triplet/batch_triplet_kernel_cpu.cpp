@@ -289,7 +289,7 @@ class Miner {
     totals_.negative_sum = negative_sum_;
     totals_.negatives = static_cast<double>(negatives());
     totals_.items = totals_.positives * totals_.negatives;
-    totals_.loss = counted_loss(totals_, call_.margin);
+    totals_.loss = counted_loss(totals_, static_cast<T>(call_.margin));
   }
 
   void count_by_searching(T margin) {

@@ -53,4 +53,17 @@ BatchTripletResults run_batch_triplet(BatchTripletKernels& kernels, const Tensor
                                       const std::optional<Tensor>& weights,
                                       const BatchTripletSettings& settings);
 
+// The op of a device, whose kernels are made for the embeddings.
+template <typename Kernels>
+BatchTripletResults batch_triplet(Tensor embeddings, Tensor labels,
+                                  std::optional<Tensor> references, Tensor reference_labels,
+                                  std::optional<Tensor> weights, int64_t first_own, double margin,
+                                  int64_t mining, int64_t distance, int64_t reduction, bool soft,
+                                  bool embeddings_grad, bool references_grad) {
+  Kernels kernels(embeddings);
+  return run_batch_triplet(
+      kernels, embeddings, labels, references, reference_labels, weights,
+      {first_own, margin, mining, distance, reduction, soft, embeddings_grad, references_grad});
+}
+
 }  // namespace fused_ops

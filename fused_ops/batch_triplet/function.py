@@ -96,7 +96,8 @@ def batch_triplet_loss(
     Raises:
         TypeError: embeddings are not floating point, labels not integers, ``margin`` no number.
         ValueError: a shape or device that does not fit; references of another dtype, or without
-            their labels; an unknown mining, distance or reduction; ``soft`` with "all".
+            their labels; an unknown mining, distance or reduction; ``soft`` with "all"; a margin
+            that is NaN.
         FallbackError: the kernels do not take the call and ``set_fallback("error")`` is in force.
 
     Source: Hermans, Beyer & Leibe, "In Defense of the Triplet Loss for Person Re-Identification",
@@ -133,6 +134,8 @@ def check(
     _check_rows("embeddings", embeddings, "labels", labels)
     if isinstance(margin, bool) or not isinstance(margin, numbers.Real):
         raise TypeError(f"margin: expected a number, got {type(margin).__name__}")
+    if margin != margin:
+        raise ValueError("margin: expected a number, got NaN")
     for name, value, known in (
         ("mining", mining, ops.MINING),
         ("distance", distance, ops.DISTANCES),

@@ -191,6 +191,19 @@ def test_the_margin_keeps_its_digits_beside_large_distances(device, fused_only, 
     assert loss == torch.tensor(0.1, dtype=dtype)
 
 
+@forms
+@pytest.mark.parametrize("margin", [math.inf, -math.inf, 1e30, -1e30])
+def test_margins_that_no_distance_reaches(device, fused_only, in_torch, mining, soft, margin):
+    """For anchors with triplets and without."""
+    embeddings, labels = random_batch(12, 3, 3, device=device)
+    labels[0] = 7
+    settings = {"margin": margin, "mining": mining, "soft": soft, "reduction": "none"}
+    loss = batch_triplet_loss(embeddings, labels, **settings)
+    assert loss[0] == 0
+    assert soft or (loss[1:] > 0).all() == (margin > 0)
+    torch.testing.assert_close(loss, in_torch(embeddings, labels, **settings), equal_nan=True)
+
+
 @pytest.mark.parametrize("mining", MINING)
 def test_infinite_rows_are_far(device, fused_only, mining):
     embeddings, labels = random_batch(20, 4, 3, device=device)
