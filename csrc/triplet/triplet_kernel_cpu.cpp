@@ -242,11 +242,14 @@ void forward_finish(const TripletForward& params, void* memory) {
   const int64_t chunks = triplet_chunks(in.dim);
   if (params.header != nullptr) *params.header = {};  // gradients are formed by the backward only
   for (int64_t row = 0; chunks > 1 && row < in.rows; ++row) {
-    PartialDistances<T> distances;
-    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-      merge<norm>(distances, scratch.chunks[row * chunks + chunk]);
+    // By twos, or roundings that do not cancel would add up over a long row.
+    PartialDistances<T>* const of_row = scratch.chunks + row * chunks;
+    for (int64_t apart = 1; apart < chunks; apart *= 2) {
+      for (int64_t chunk = 0; chunk + apart < chunks; chunk += 2 * apart) {
+        merge<norm>(of_row[chunk], of_row[chunk + apart]);
+      }
     }
-    finish_row<scalar, norm>(params, row, distances, scratch.losses);
+    finish_row<scalar, norm>(params, row, of_row[0], scratch.losses);
   }
   if (params.reduction == Reduction::none) return;
   double sum = sum_of(scratch.losses, in.rows);

@@ -12,7 +12,8 @@
 
 namespace fused_ops {
 
-constexpr int64_t kTripletChunk = 65536;
+// No more, for a lane adds up a 32nd of a chunk in float32, one element after the other.
+constexpr int64_t kTripletChunk = 2048;
 
 inline int64_t triplet_chunks(int64_t dim) { return (dim + kTripletChunk - 1) / kTripletChunk; }
 
