@@ -2,13 +2,11 @@
 // The CPU op: the kernels' work shared out among torch's threads.
 
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-
-#include <algorithm>
 
 #include "batch_triplet/batch_triplet_kernel_cpu.h"
 #include "batch_triplet/batch_triplet_run.h"
 #include "common/ceil_div.h"
+#include "common/cpu_parallel.h"
 
 namespace fused_ops {
 namespace {
@@ -17,12 +15,7 @@ constexpr int64_t kElementsPerThread = 16384;
 
 template <typename Function>
 void for_rows(int64_t rows, int64_t elements_per_row, const Function& function) {
-  const int64_t grain = std::max<int64_t>(1, kElementsPerThread / elements_per_row);
-  if (rows <= grain) {
-    function(0, rows);
-  } else {
-    torch::stable::parallel_for(0, rows, grain, function);
-  }
+  parallel_for_items(rows, elements_per_row, kElementsPerThread, function);
 }
 
 class CpuKernels : public BatchTripletKernels {

@@ -3,8 +3,6 @@
 
 #pragma once
 
-#include <torch/csrc/stable/ops.h>
-
 #include <algorithm>
 #include <limits>
 #include <memory>
@@ -12,12 +10,13 @@
 #include <vector>
 
 #include "common/cpu_memory.h"
+#include "common/cpu_parallel.h"
 #include "svgd/svgd_formula.h"
 #include "svgd/svgd_kernel_cpu.h"
 
 namespace fused_ops {
 
-// Pairs times dimensions that repay waking a second thread.
+// Pairs times dimensions.
 constexpr int64_t kWorkPerThread = 1 << 17;
 
 // The median as far as its digits are settled.
@@ -147,13 +146,7 @@ class SvgdOnCpu {
  private:
   template <typename Function>
   void parallel(int64_t items, int64_t work_per_item, const Function& function) {
-    const int64_t grain =
-        std::max<int64_t>(1, kWorkPerThread / std::max<int64_t>(1, work_per_item));
-    if (items <= grain) {
-      function(0, items);
-    } else {
-      torch::stable::parallel_for(0, items, grain, function);
-    }
+    parallel_for_items(items, work_per_item, kWorkPerThread, function);
   }
 
   template <typename Function>

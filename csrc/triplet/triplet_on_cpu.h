@@ -4,29 +4,22 @@
 
 #pragma once
 
-#include <torch/csrc/stable/ops.h>
-
 #include <algorithm>
 #include <cstdint>
 
 #include "common/cpu_memory.h"
+#include "common/cpu_parallel.h"
 #include "triplet/triplet_arguments.h"
 #include "triplet/triplet_kernel_cpu.h"
 
 namespace fused_ops {
 
-// Elements that repay a thread: below it, waking a second one costs more than it saves.
 constexpr int64_t kTripletElementsPerThread = 32768;
 
 // Calls `function(begin, end)` with parts of [0, items).
 template <typename Function>
 void parallel_for_triplets(int64_t items, int64_t elements_per_item, const Function& function) {
-  const int64_t grain = std::max<int64_t>(1, kTripletElementsPerThread / elements_per_item);
-  if (items <= grain) {
-    function(0, items);
-  } else {
-    torch::stable::parallel_for(0, items, grain, function);
-  }
+  parallel_for_items(items, elements_per_item, kTripletElementsPerThread, function);
 }
 
 // The items are those of triplet_kernel_cpu.h.
