@@ -12,6 +12,7 @@ import os
 import platform
 import subprocess
 import sys
+from functools import partial
 
 import torch
 
@@ -82,47 +83,55 @@ def _paths(device: str) -> dict[str, dict[str, str]]:
     return table
 
 
-def _check_triplet(device: str) -> None:
-    generator = torch.Generator().manual_seed(0)
-    inputs = [torch.randn(40, 24, generator=generator).to(device) for _ in range(3)]
+def _compare(function, reference, inputs, **gradient_tolerances) -> None:
+    """Two losses of the inputs, and their gradients."""
     ours, theirs = ([x.clone().requires_grad_() for x in inputs] for _ in range(2))
-    loss = fused_ops.triplet_margin_loss(*ours, swap=True)
-    expected = torch.nn.functional.triplet_margin_loss(*theirs, swap=True)
+    loss, expected = function(*ours), reference(*theirs)
     for x in (loss, expected):
         x.backward()
     torch.testing.assert_close(loss, expected)
     for x, y in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(x.grad, y.grad)
+        torch.testing.assert_close(x.grad, y.grad, **gradient_tolerances)
+
+
+def _check_triplet(device: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(40, 24, generator=generator).to(device) for _ in range(3)]
+    _compare(
+        partial(fused_ops.triplet_margin_loss, swap=True),
+        partial(torch.nn.functional.triplet_margin_loss, swap=True),
+        inputs,
+    )
 
 
 def _check_triplet_indexed(device: str) -> None:
     generator = torch.Generator().manual_seed(0)
     embeddings = torch.randn(40, 24, generator=generator).to(device)
     indices = torch.randint(40, (3, 90), generator=generator).to(device)
-    ours, theirs = (embeddings.clone().requires_grad_() for _ in range(2))
-    loss = fused_ops.triplet_margin_loss_indexed(ours, *indices)
-    expected = indexed.reference(theirs, *indices)
-    for x in (loss, expected):
-        x.backward()
-    torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(ours.grad, theirs.grad)
+    _compare(
+        lambda x: fused_ops.triplet_margin_loss_indexed(x, *indices),
+        lambda x: indexed.reference(x, *indices),
+        [embeddings],
+    )
 
 
 def _check_batch_triplet(device: str) -> None:
     generator = torch.Generator().manual_seed(0)
     embeddings = torch.randn(60, 5, generator=generator).to(device)
     labels = torch.arange(60, device=device) % 7
-    for mining in ("all", "semihard", "hard"):
-        ours, theirs = (embeddings.clone().requires_grad_() for _ in range(2))
-        loss = fused_ops.batch_triplet_loss(ours, labels, mining=mining)
+
+    def reference(x, mining):
         settings = 0, 0.2, mining, "euclidean", "mean", False
-        expected, _ = batch_triplet_reference.loss_and_totals(
-            theirs, labels, theirs, labels, *settings
+        return batch_triplet_reference.loss_and_totals(x, labels, x, labels, *settings)[0]
+
+    for mining in ("all", "semihard", "hard"):
+        _compare(
+            partial(fused_ops.batch_triplet_loss, labels=labels, mining=mining),
+            partial(reference, mining=mining),
+            [embeddings],
+            rtol=1e-4,
+            atol=1e-5,
         )
-        for x in (loss, expected):
-            x.backward()
-        torch.testing.assert_close(loss, expected)
-        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
 
 
 def _check_svgd(device: str) -> None:

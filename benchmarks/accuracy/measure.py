@@ -47,7 +47,7 @@ def loss_results(
 
 
 def relative_error(result: torch.Tensor, exact: numpy.ndarray) -> float:
-    difference = result.double().cpu().numpy().astype(numpy.longdouble) - exact
+    difference = widened(result) - exact
     return float(numpy.sqrt((difference**2).sum() / (exact**2).sum()))
 
 

@@ -316,8 +316,7 @@ def _check_bandwidth(bandwidth: str | float | torch.Tensor, particles: torch.Ten
                 f"bandwidth: expected a 0-dim tensor{wanted} on {particles.device}, got shape "
                 f"{tuple(bandwidth.shape)} on {bandwidth.device}"
             )
-        if not bandwidth.is_floating_point():
-            raise TypeError(f"bandwidth: expected a floating-point tensor, got {bandwidth.dtype}")
+        check_floating("bandwidth", bandwidth)
     elif isinstance(bandwidth, str):
         check_rule(bandwidth)
     elif not isinstance(bandwidth, numbers.Real) or not 0 < bandwidth <= sys.float_info.max:
