@@ -5,21 +5,46 @@
 // The forward is that of triplet_margin_loss, whose rows it finds through the indices. For the
 // gradient of the embeddings each triplet has three entries, one for each row that it names: the
 // triplet's number, plus `rows` for its positive and 2 * `rows` for its negative. Sorted by the row
-// that they name, whichever row is first, those of a row lie one behind another, a run, and are
-// added in that order.
+// that they name, those of a row lie one behind another, a run, and are added in that order.
 
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cstdint>
 
 #include "triplet/triplet_formula.h"
 
 namespace fused_ops {
 
+// An entry is sorted by a key: the row that it names and, in the lower bits, its number.
+struct TripletEntryBits {
+  int row;
+  int entry;
+
+  // A sort goes through one bit or more.
+  explicit TripletEntryBits(const TripletInputs& in)
+      : row(std::max(1, bits_of(in.embeddings))), entry(bits_of(3 * in.rows)) {}
+
+  FUSED_OPS_HOST_DEVICE uint64_t key(int64_t row, int64_t number) const {
+    return static_cast<uint64_t>(row) << entry | static_cast<uint64_t>(number);
+  }
+  FUSED_OPS_HOST_DEVICE int64_t row_of(uint64_t key) const {
+    return static_cast<int64_t>(key >> entry);
+  }
+  FUSED_OPS_HOST_DEVICE int64_t entry_of(uint64_t key) const {
+    return static_cast<int64_t>(key & ((uint64_t{1} << entry) - 1));
+  }
+
+ private:
+  static int bits_of(int64_t count) { return std::bit_width(static_cast<uint64_t>(count - 1)); }
+};
+
 struct TripletIndexedBackward {
   TripletBackward backward;  // whose `gradients` are unused
-  const int64_t* order;      // (3 * rows), the entries sorted by the row that they name
-  void* gradient;            // (embeddings, dim) contiguous, zero where no entry names a row
+  TripletEntryBits bits;
+  const uint64_t* order;  // (3 * rows), the keys of the entries in ascending order
+  void* gradient;         // (embeddings, dim) contiguous, zero where no entry names a row
 };
 
 // A summand of a row's gradient: coefficient * phi(x) with x = sign * (row - other row) + eps.

@@ -13,14 +13,13 @@ namespace fused_ops {
 // The members keep alive what `params` points to.
 struct TripletIndexedBackwardArguments {
   TripletIndexedBackwardArguments(const Tensor& grad_loss, const Tensor& embeddings,
-                                  const Tensor& indices, const Tensor& state, const Tensor& order,
-                                  double margin, double p, double eps, bool swap,
-                                  int64_t reduction);
+                                  const Tensor& indices, const Tensor& state, double margin,
+                                  double p, double eps, bool swap, int64_t reduction);
 
   TripletArguments arguments;
   TripletBackwardArguments backward;
-  Tensor gradient;  // like embeddings, not yet written
-  TripletIndexedBackward params;
+  Tensor gradient;                // like embeddings, not yet written
+  TripletIndexedBackward params;  // without the order
 };
 
 }  // namespace fused_ops

@@ -5,7 +5,9 @@
 #include <torch/headeronly/util/Exception.h>
 
 #include <cstring>
+#include <numeric>
 #include <tuple>
+#include <vector>
 
 #include "triplet/triplet_indexed_arguments.h"
 #include "triplet/triplet_indexed_kernel_cpu.h"
@@ -14,16 +16,25 @@
 namespace fused_ops {
 namespace {
 
-void check_range(const int64_t* numbers, int64_t count, int64_t low, int64_t high,
-                 const char* name) {
-  for (int64_t i = 0; i < count; ++i) {
-    STD_TORCH_CHECK(numbers[i] >= low && numbers[i] < high, name, ": expected ", low, " to ",
-                    high - 1, ", got ", numbers[i]);
+void check_indices(const TripletInputs& in) {
+  for (int64_t i = 0; i < 3 * in.rows; ++i) {
+    STD_TORCH_CHECK(in.indices[i] >= -in.embeddings && in.indices[i] < in.embeddings,
+                    "indices: expected ", -in.embeddings, " to ", in.embeddings - 1, ", got ",
+                    in.indices[i]);
   }
 }
 
-void check_indices(const TripletInputs& in) {
-  check_range(in.indices, 3 * in.rows, -in.embeddings, in.embeddings, "indices");
+// By counting, since the entries come in ascending order.
+std::vector<uint64_t> entries_in_order(const TripletInputs& in, const TripletEntryBits& bits) {
+  std::vector<int64_t> places(in.embeddings + 1);  // of a row's next entry, shifted by one
+  for (int64_t entry = 0; entry < 3 * in.rows; ++entry) ++places[entry_row(in, entry) + 1];
+  std::partial_sum(places.begin(), places.end(), places.begin());
+  std::vector<uint64_t> keys(3 * in.rows);
+  for (int64_t entry = 0; entry < 3 * in.rows; ++entry) {
+    const int64_t row = entry_row(in, entry);
+    keys[places[row]++] = bits.key(row, entry);
+  }
+  return keys;
 }
 
 std::tuple<Tensor, Tensor> triplet_indexed_forward(Tensor embeddings, Tensor indices, double margin,
@@ -38,14 +49,15 @@ std::tuple<Tensor, Tensor> triplet_indexed_forward(Tensor embeddings, Tensor ind
 }
 
 Tensor triplet_indexed_backward(Tensor grad_loss, Tensor embeddings, Tensor indices, Tensor state,
-                                Tensor order, double margin, double p, double eps, bool swap,
-                                int64_t reduction, int64_t /*share*/) {
-  const TripletIndexedBackwardArguments arguments(grad_loss, embeddings, indices, state, order,
-                                                  margin, p, eps, swap, reduction);
-  const TripletIndexedBackward& params = arguments.params;
+                                double margin, double p, double eps, bool swap, int64_t reduction,
+                                int64_t /*share*/) {
+  const TripletIndexedBackwardArguments arguments(grad_loss, embeddings, indices, state, margin, p,
+                                                  eps, swap, reduction);
+  TripletIndexedBackward params = arguments.params;
   const TripletInputs& in = params.backward.inputs;
   check_indices(in);
-  check_range(params.order, 3 * in.rows, 0, 3 * in.rows, "order");
+  const std::vector<uint64_t> order = entries_in_order(in, params.bits);
+  params.order = order.data();
   std::memset(params.gradient, 0, in.embeddings * in.dim * element_size(in.type));
   parallel_for_triplets(3 * in.rows, in.dim, [&](int64_t begin, int64_t end) {
     triplet_indexed_backward_entries(params, begin, end);

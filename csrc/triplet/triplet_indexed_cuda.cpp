@@ -35,19 +35,37 @@ std::tuple<Tensor, Tensor> triplet_indexed_forward(Tensor embeddings, Tensor ind
   return {results.loss, results.state};
 }
 
+Tensor entries_in_order(const Tensor& like, const TripletInputs& in, cudaStream_t stream) {
+  constexpr int64_t size = sizeof(uint64_t);
+  const Tensor order = scratch_of(like, 3 * in.rows * size);
+  const Tensor unsorted = scratch_of(like, 3 * in.rows * size);
+  const auto launch = [&](void* scratch, size_t& bytes) {
+    check_cuda(launch_triplet_indexed_order(in, static_cast<uint64_t*>(unsorted.mutable_data_ptr()),
+                                            static_cast<uint64_t*>(order.mutable_data_ptr()),
+                                            scratch, bytes, stream));
+  };
+  size_t bytes = 0;
+  launch(nullptr, bytes);
+  launch(scratch_of(like, static_cast<int64_t>(bytes)).mutable_data_ptr(), bytes);
+  return order;
+}
+
 Tensor triplet_indexed_backward(Tensor grad_loss, Tensor embeddings, Tensor indices, Tensor state,
-                                Tensor order, double margin, double p, double eps, bool swap,
-                                int64_t reduction, int64_t share) {
+                                double margin, double p, double eps, bool swap, int64_t reduction,
+                                int64_t share) {
   STD_TORCH_CHECK(share >= 0, "share: expected 0 or more, got ", share);
   const CudaContext context(embeddings);
-  const TripletIndexedBackwardArguments arguments(grad_loss, embeddings, indices, state, order,
-                                                  margin, p, eps, swap, reduction);
-  const TripletInputs& in = arguments.params.backward.inputs;
+  const TripletIndexedBackwardArguments arguments(grad_loss, embeddings, indices, state, margin, p,
+                                                  eps, swap, reduction);
+  TripletIndexedBackward params = arguments.params;
+  const TripletInputs& in = params.backward.inputs;
+  const Tensor order = entries_in_order(embeddings, in, context.stream);
+  params.order = static_cast<const uint64_t*>(order.const_data_ptr());
   const TripletIndexedPolicy policy =
       triplet_indexed_policy(in, context.limits().multiprocessors, share);
   const Tensor scratch = scratch_of(embeddings, triplet_indexed_backward_bytes(in, policy));
-  check_cuda(launch_triplet_indexed_backward(arguments.params, policy, scratch.mutable_data_ptr(),
-                                             context.stream));
+  check_cuda(
+      launch_triplet_indexed_backward(params, policy, scratch.mutable_data_ptr(), context.stream));
   return arguments.gradient;
 }
 

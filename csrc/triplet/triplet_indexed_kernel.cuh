@@ -183,11 +183,6 @@ struct IndexedSums {
   }
 };
 
-// An entry of the order, never one that is not there.
-__device__ inline int64_t ordered_entry(const TripletIndexedBackward& params, int64_t place) {
-  return embedding_row(params.order[place], 3 * params.backward.inputs.rows);
-}
-
 template <typename scalar, Norm norm, bool whole>
 __global__ void __launch_bounds__(kIndexedBlock, kIndexedLeastBlocks)
     triplet_indexed_backward(const __grid_constant__ TripletIndexedBackward params,
@@ -199,7 +194,7 @@ __global__ void __launch_bounds__(kIndexedBlock, kIndexedLeastBlocks)
   const TripletInputs& in = params.backward.inputs;
   const TripletGroup group(threads_per_row);
   TripletEntry<T>* entries = block_entries + group.index * group.size;
-  const auto row_of = [&](int64_t place) { return entry_row(in, ordered_entry(params, place)); };
+  const auto row_of = [&](int64_t place) { return params.bits.row_of(params.order[place]); };
   const auto upstream = [&](int64_t triplet) {
     return row_upstream(load_upstream<scalar, T>(params.backward, triplet),
                         params.backward.reduction, in.rows);
@@ -240,7 +235,7 @@ __global__ void __launch_bounds__(kIndexedBlock, kIndexedLeastBlocks)
           max(min(min(end - begin, share_size) - first, int64_t{group.size}), int64_t{0}));
       __syncwarp();  // until the last entries are read
       if (group.thread < taken) {
-        const int64_t entry = ordered_entry(params, begin + first + group.thread);
+        const int64_t entry = params.bits.entry_of(params.order[begin + first + group.thread]);
         entries[group.thread] = load_entry<norm, T>(params.backward, entry, upstream);
       }
       __syncwarp();

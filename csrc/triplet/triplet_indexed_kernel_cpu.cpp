@@ -30,7 +30,7 @@ void backward_entries(const TripletIndexedBackward& params, int64_t begin, int64
   const auto upstream = [&](int64_t triplet) {
     return upstream_gradient<scalar, T>(params.backward, triplet);
   };
-  const auto row_of = [&](int64_t place) { return entry_row(in, params.order[place]); };
+  const auto row_of = [&](int64_t place) { return params.bits.row_of(params.order[place]); };
   std::vector<T> sums(in.dim);
   int64_t place = begin;
   // The run that `begin` is within belongs to whoever has its beginning.
@@ -39,7 +39,8 @@ void backward_entries(const TripletIndexedBackward& params, int64_t begin, int64
     const int64_t row = row_of(place);
     std::fill(sums.begin(), sums.end(), T(0));
     for (; place < 3 * in.rows && row_of(place) == row; ++place) {
-      const auto entry = load_entry<norm, T>(params.backward, params.order[place], upstream);
+      const auto entry =
+          load_entry<norm, T>(params.backward, params.bits.entry_of(params.order[place]), upstream);
       for (int i = 0; i < entry.terms; ++i) {
         add_term<scalar, norm>(embeddings + row * in.anchor_stride,
                                embeddings + entry.term[i].other * in.anchor_stride, in.dim,

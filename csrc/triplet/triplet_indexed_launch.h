@@ -22,7 +22,11 @@ int64_t triplet_indexed_forward_bytes(const TripletForward& params,
 int64_t triplet_indexed_backward_bytes(const TripletInputs& inputs,
                                        const TripletIndexedPolicy& policy);
 
-// Each returns the first error of its launches.
+// Each returns the first error of its launches. The order is that of TripletIndexedBackward, and
+// `unsorted` has its size; without scratch memory it only says how many bytes that needs.
+cudaError_t launch_triplet_indexed_order(const TripletInputs& inputs, uint64_t* unsorted,
+                                         uint64_t* order, void* scratch, size_t& scratch_bytes,
+                                         cudaStream_t stream);
 cudaError_t launch_triplet_indexed_forward(const TripletForward& params,
                                            const TripletIndexedPolicy& policy, void* scratch,
                                            cudaStream_t stream);

@@ -12,6 +12,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fused_ops, library) {
       "-> (Tensor loss, Tensor state)");
   library.def(
       "triplet_indexed_backward(Tensor grad_loss, Tensor embeddings, Tensor indices, "
-      "Tensor state, Tensor order, float margin, float p, float eps, bool swap, int reduction, "
-      "int share=0) -> Tensor grad_embeddings");
+      "Tensor state, float margin, float p, float eps, bool swap, int reduction, int share=0) "
+      "-> Tensor grad_embeddings");
 }

@@ -36,9 +36,7 @@ if native is not None:
         return loss, embeddings.new_empty((elements,), dtype=accumulate)
 
     @torch.library.register_fake("fused_ops::triplet_indexed_backward")
-    def _(
-        grad_loss, embeddings, indices, state, order, margin, p, eps, swap, reduction, share=0
-    ):  # fmt: skip
+    def _(grad_loss, embeddings, indices, state, margin, p, eps, swap, reduction, share=0):
         return embeddings.new_empty(embeddings.shape)
 
 
@@ -175,19 +173,8 @@ class TripletMarginLossIndexedFunction(torch.autograd.Function):
             check_fallback("triplet_margin_loss_indexed", ["its gradient is to be differentiated"])
             gradient = _differentiable_gradient(grad_loss, embeddings, indices, ctx.settings)
         else:
-            # The entries of triplet_indexed.h. Stable, so that those of a row have one order.
-            rows = indices.flatten().remainder(embeddings.shape[0])
-            order = rows.to(_index_dtype(embeddings.shape[0])).sort(stable=True).indices
-            gradient = backward(grad_loss, embeddings, indices, state, order, *ctx.settings)
+            gradient = backward(grad_loss, embeddings, indices, state, *ctx.settings)
         return gradient, None, None, None, None, None, None, None
-
-
-def _index_dtype(count: int) -> torch.dtype:
-    """The narrowest in which rows stay apart, whatever their order: sorting goes through all bits.
-
-    On an H200 three fifths of the time of int64.
-    """
-    return torch.int16 if count <= 2**16 else torch.int32 if count <= 2**32 else torch.int64
 
 
 def _differentiable_gradient(grad_loss, embeddings, indices, settings):

@@ -123,9 +123,8 @@ def run(case, embeddings, indices, grad_loss_of):
         loss, state = forward_op(embeddings, stacked, *settings, False, wanted)
         gradient = None
         if wanted:
-            order = stacked.flatten().remainder(case.count).sort(stable=True).indices
             gradient = backward_op(
-                grad_loss_of(loss), embeddings, stacked, state, order, *settings, case.share
+                grad_loss_of(loss), embeddings, stacked, state, *settings, case.share
             )
         return loss.reshape(indices[0].shape) if case.reduction == "none" else loss, gradient
     leaf = embeddings.detach().requires_grad_(wanted)
