@@ -31,6 +31,9 @@ constexpr int kTripletLine = 8;      // accesses that make up a cache line
 constexpr int kTripletWarpFormBlock = 128, kTripletSmallestBlock = 128, kTripletLargestBlock = 512;
 // Bytes of a row that a block can hold where shared memory is ample.
 constexpr int kTripletLongestHeldRow = kTripletLargestBlock * kTripletSlots * kTripletAccessBytes;
+// Elements of a row that one block sums up, where blocks suffice: beyond, roundings add up in the
+// sums of its threads. Of 1,000,000 in one block they are 3e-6.
+constexpr int64_t kTripletLongestSum = 1 << 17;
 // Bytes for the kernel's reductions, and what the system takes for each block.
 constexpr int kTripletOtherShared = 2048;
 constexpr int kTripletThreadsPerProcessor = 1024;  // that their registers leave room for
@@ -111,9 +114,10 @@ inline TripletPolicy choose_triplet_policy(int64_t rows, int64_t dim, int width,
   const int64_t accesses = ceil_div(span, width);      // to a row
 
   if (form == TripletForm::automatic) {
-    // Rows are split only where whole rows leave multiprocessors idle.
+    // Rows are split only where whole rows leave multiprocessors idle, or are too long for one sum.
     form = accesses <= 32 * kTripletAccesses ? TripletForm::warp
-           : rows < multiprocessors && accesses > 2 * int64_t{kTripletLargestBlock}
+           : span > kTripletLongestSum ||
+                   (rows < multiprocessors && accesses > 2 * int64_t{kTripletLargestBlock})
                ? TripletForm::split
                : TripletForm::block;
   }
@@ -184,7 +188,8 @@ inline TripletPolicy choose_triplet_policy(int64_t rows, int64_t dim, int width,
     // One block to a multiprocessor: H200, (128, 65536) float32 with one and two blocks to a row
     // 28.4 and 30.1 us in a CUDA graph, since segments are handed over before losses are.
     const int64_t segments =
-        std::max<int64_t>(std::min(multiprocessors / rows, ceil_div(span, least)), 1);
+        std::clamp(std::min(multiprocessors / rows, ceil_div(span, least)),
+                   std::min(ceil_div(span, kTripletLongestSum), resident), resident);
     policy.segment_size = ceil_div(ceil_div(span, segments), width) * width;
     policy.segments = ceil_div(span, policy.segment_size);
   }

@@ -78,6 +78,14 @@ def test_every_form_is_chosen_somewhere():
     assert chosen == set(_C.TRIPLET_FORMS)
 
 
-def test_rows_are_split_only_where_whole_rows_leave_the_gpu_idle():
+def test_rows_are_split_where_whole_rows_leave_the_gpu_idle_or_are_long():
     for case, policy in policies():
-        assert policy["form"] != "split" or case["rows"] < case["multiprocessors"], case
+        if policy["form"] == "split":
+            assert case["rows"] < case["multiprocessors"] or case["dim"] > 2**17 - 8, case
+
+
+def test_no_block_sums_a_long_row_alone():
+    for case, policy in policies():
+        long = policy["segment_size"] > 2**17 + 8
+        blocks = 1024 // policy["threads_per_block"] * case["multiprocessors"]
+        assert not long or policy["segments"] >= blocks // 2, case

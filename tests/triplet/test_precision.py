@@ -61,6 +61,15 @@ def test_errors_do_not_grow_with_the_row(device, dim, dtype, p):
     torch.testing.assert_close(loss.double(), exact.expand(3), rtol=tolerance, atol=0)
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("p", [1, 2])
+def test_errors_of_more_long_rows_than_multiprocessors(p):
+    inputs = [torch.full((140, 1_000_000), x, device="cuda") for x in (0.1, 0.0, 0.1)]
+    loss = triplet_margin_loss(*inputs, p=p, eps=0, reduction="none")
+    exact = 1 + 1_000_000 ** (1 / p) * inputs[0][0, 0].double()
+    torch.testing.assert_close(loss.double(), exact.expand(140), rtol=5e-6, atol=0)
+
+
 @pytest.mark.parametrize("value", [1e20, 1e-25])
 def test_the_norm_of_one_element_squares_nothing(device, value):
     """torch takes its absolute value there, so nothing overflows or underflows."""
