@@ -140,8 +140,9 @@ PYBIND11_MODULE(_C, module) {
             triplets, dim, whole ? fused_ops::kTripletAccessBytes / element_size : 1,
             multiprocessors, 0);
         py::dict result;
-        result["threads_per_row"] = policy.threads_per_row;
+        result["forward_threads_per_row"] = policy.forward_threads_per_row;
         result["row_blocks"] = policy.row_blocks;
+        result["backward_threads_per_row"] = policy.backward_threads_per_row;
         result["column_tiles"] = policy.column_tiles;
         result["share"] = policy.share;
         result["shares"] = policy.shares;

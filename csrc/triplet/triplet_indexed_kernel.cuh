@@ -43,10 +43,9 @@ template <typename scalar, bool whole>
 constexpr int kIndexedWidth = whole ? kTripletAccessBytes / static_cast<int>(sizeof(scalar)) : 1;
 
 // The columns that a thread has of a row: those of its accesses, from `first` on, `step` apart.
-template <typename scalar, bool whole>
+template <typename scalar, bool whole, int accesses>
 struct IndexedColumns {
   static constexpr int width = kIndexedWidth<scalar, whole>;
-  static constexpr int accesses = kIndexedAccesses;
   using Access = IndexedAccess<scalar, whole>;
 
   int64_t first;
@@ -78,12 +77,13 @@ __global__ void __launch_bounds__(kIndexedBlock, kIndexedLeastBlocks) triplet_in
     const __grid_constant__ TripletForward params, int threads_per_row,
     TripletHandovers<norm, typename AccumulateType<scalar>::type> handovers) {
   using T = typename AccumulateType<scalar>::type;
-  using Columns = IndexedColumns<scalar, whole>;
+  constexpr int accesses = kIndexedForwardAccesses;
+  using Columns = IndexedColumns<scalar, whole, accesses>;
   __shared__ Distances<norm, T> shared[kMaxTripletWarps];
   expect_upstream(params, 0);
   const TripletInputs& in = params.inputs;
   const TripletGroup group(threads_per_row);
-  const int64_t tile_size = int64_t{threads_per_row} * Columns::accesses * Columns::width;
+  const int64_t tile_size = int64_t{threads_per_row} * accesses * Columns::width;
   double loss = 0;
   // The bound is the block's, not the group's: every thread takes part in a reduction.
   for (int64_t first = int64_t{blockIdx.y} * group.count; first < in.rows;
@@ -103,11 +103,11 @@ __global__ void __launch_bounds__(kIndexedBlock, kIndexedLeastBlocks) triplet_in
           run = {};
         }
         const Columns columns(tile, group, in.dim);
-        typename Columns::Access loaded[3][Columns::accesses];
+        typename Columns::Access loaded[3][accesses];
 #pragma unroll
         for (int i = 0; i < 3; ++i) columns.load(rows[i], loaded[i]);
 #pragma unroll
-        for (int i = 0; i < Columns::accesses; ++i) {
+        for (int i = 0; i < accesses; ++i) {
           if (!columns.contains(i)) break;
 #pragma unroll
           for (int k = 0; k < Columns::width; ++k) {
@@ -139,32 +139,42 @@ struct IndexedParts {
 template <typename scalar, Norm norm, bool whole>
 struct IndexedSums {
   using T = typename AccumulateType<scalar>::type;
-  using Columns = IndexedColumns<scalar, whole>;
+  static constexpr int accesses = indexed_backward_accesses(kIndexedWidth<scalar, whole>);
+  using Columns = IndexedColumns<scalar, whole, accesses>;
 
-  typename Columns::Access row[Columns::accesses];
-  T sums[Columns::accesses][Columns::width];
+  typename Columns::Access row[accesses];
+  T sums[accesses][Columns::width];
 
   __device__ void begin(const scalar* embedding, const Columns& columns) {
     columns.load(embedding, row);
 #pragma unroll
-    for (int i = 0; i < Columns::accesses; ++i) {
+    for (int i = 0; i < accesses; ++i) {
 #pragma unroll
       for (int k = 0; k < Columns::width; ++k) sums[i][k] = T(0);
     }
   }
 
-  __device__ void add(const scalar* other_row, const TripletTerm<T>& term, T eps,
+  // Both other rows of the entry come at once.
+  __device__ void add(const TripletInputs& in, const TripletEntry<T>& entry,
                       const Columns& columns) {
-    typename Columns::Access other[Columns::accesses];
-    columns.load(other_row, other);
+    typename Columns::Access other[2][accesses];
 #pragma unroll
-    for (int i = 0; i < Columns::accesses; ++i) {
-      if (!columns.contains(i)) break;
+    for (int n = 0; n < 2; ++n) {
+      if (n < entry.terms) columns.load(embedding<scalar>(in, entry.term[n].other), other[n]);
+    }
 #pragma unroll
-      for (int k = 0; k < Columns::width; ++k) {
-        const T difference = to_accumulate(row[i].get(k)) - to_accumulate(other[i].get(k));
-        sums[i][k] +=
-            scaled_phi<norm>(fma(term.sign, difference, eps), term.distance, term.coefficient);
+    for (int n = 0; n < 2; ++n) {
+      if (n >= entry.terms) break;
+      const TripletTerm<T> term = entry.term[n];
+#pragma unroll
+      for (int i = 0; i < accesses; ++i) {
+        if (!columns.contains(i)) break;
+#pragma unroll
+        for (int k = 0; k < Columns::width; ++k) {
+          const T difference = to_accumulate(row[i].get(k)) - to_accumulate(other[n][i].get(k));
+          sums[i][k] += scaled_phi<norm>(fma(term.sign, difference, static_cast<T>(in.eps)),
+                                         term.distance, term.coefficient);
+        }
       }
     }
   }
@@ -173,7 +183,7 @@ struct IndexedSums {
   __device__ void store(To* to, const Columns& columns) const {
     to += columns.first;
 #pragma unroll
-    for (int i = 0; i < Columns::accesses; ++i) {
+    for (int i = 0; i < accesses; ++i) {
       if (!columns.contains(i)) break;
 #pragma unroll
       for (int k = 0; k < Columns::width; ++k) {
@@ -189,7 +199,8 @@ __global__ void __launch_bounds__(kIndexedBlock, kIndexedLeastBlocks)
                              int threads_per_row, int64_t share_size,
                              IndexedParts<typename AccumulateType<scalar>::type> parts) {
   using T = typename AccumulateType<scalar>::type;
-  using Columns = IndexedColumns<scalar, whole>;
+  using Sums = IndexedSums<scalar, norm, whole>;
+  using Columns = typename Sums::Columns;
   __shared__ TripletEntry<T> block_entries[kIndexedBlock];
   const TripletInputs& in = params.backward.inputs;
   const TripletGroup group(threads_per_row);
@@ -215,10 +226,10 @@ __global__ void __launch_bounds__(kIndexedBlock, kIndexedLeastBlocks)
     }
   }
 
-  for (int64_t tile = blockIdx.y; tile * group.size * Columns::accesses * Columns::width < in.dim;
+  for (int64_t tile = blockIdx.y; tile * group.size * Sums::accesses * Columns::width < in.dim;
        tile += gridDim.y) {
     const Columns columns(tile, group, in.dim);
-    IndexedSums<scalar, norm, whole> sums;
+    Sums sums;
     int64_t row = -1;   // of the run that is being summed
     bool came = comes;  // whether that is the first, and comes from the share before
     const auto end_run = [&](bool goes_on) {
@@ -246,10 +257,7 @@ __global__ void __launch_bounds__(kIndexedBlock, kIndexedLeastBlocks)
           row = entry.row;
           sums.begin(embedding<scalar>(in, row), columns);
         }
-        for (int k = 0; k < entry.terms; ++k) {
-          sums.add(embedding<scalar>(in, entry.term[k].other), entry.term[k],
-                   static_cast<T>(in.eps), columns);
-        }
+        sums.add(in, entry, columns);
       }
     }
     if (begin < end) end_run(goes);

@@ -72,7 +72,7 @@ cudaError_t launch_triplet_indexed_forward(const TripletForward& params,
     handovers.share = params.reduction == Reduction::mean ? 1.0 / params.inputs.rows : 1.0;
     const dim3 grid(1, static_cast<unsigned>(policy.row_blocks));
     triplet_indexed_forward<scalar, norm.value, whole.value>
-        <<<grid, kIndexedBlock, 0, stream>>>(params, policy.threads_per_row, handovers);
+        <<<grid, kIndexedBlock, 0, stream>>>(params, policy.forward_threads_per_row, handovers);
     return cudaGetLastError();
   });
 }
@@ -86,14 +86,14 @@ cudaError_t launch_triplet_indexed_backward(const TripletIndexedBackward& params
     using T = typename AccumulateType<scalar>::type;
     MemoryParts memory(scratch);
     const IndexedParts<T> parts = parts_of<T>(memory, in.dim, policy.shares);
-    const int64_t groups = kIndexedBlock / policy.threads_per_row;
+    const int64_t groups = kIndexedBlock / policy.backward_threads_per_row;
     const dim3 grid(static_cast<unsigned>(ceil_div(policy.shares, groups)),
                     static_cast<unsigned>(policy.column_tiles));
     cudaError_t error =
         cudaMemsetAsync(params.gradient, 0, in.embeddings * in.dim * sizeof(scalar), stream);
     if (error != cudaSuccess) return error;
-    triplet_indexed_backward<scalar, norm.value, whole.value>
-        <<<grid, kIndexedBlock, 0, stream>>>(params, policy.threads_per_row, policy.share, parts);
+    triplet_indexed_backward<scalar, norm.value, whole.value><<<grid, kIndexedBlock, 0, stream>>>(
+        params, policy.backward_threads_per_row, policy.share, parts);
     if (error = cudaGetLastError(); error != cudaSuccess) return error;
     triplet_indexed_combine<scalar>
         <<<static_cast<unsigned>(policy.shares), kIndexedBlock, 0, stream>>>(

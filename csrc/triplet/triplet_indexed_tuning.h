@@ -16,9 +16,11 @@ constexpr int kIndexedLeastBlocks = 2;  // that the registers of any multiproces
 // Of the forward to a multiprocessor. H200, 262,144 triplets: 4, 8 and 16 blocks are alike with
 // (8192, 512), with (8192, 509) 432, 422 and 375 us.
 constexpr int kIndexedBlocks = 16;
-// Of a thread to a row, at once. H200, backward with 2 and 4: (8192, 512) float32 349 and 301 us,
-// bfloat16 289 and 273, (8192, 509) 944 and 592.
-constexpr int kIndexedAccesses = 4;
+// Of a thread to a row, at once, of `width` elements each. H200, 262,144 triplets, us with 2, 4, 8
+// and 16: forward of (8192, 512) bfloat16 223, 157; of (8192, 509) float32 -, 374, 526, 673;
+// backward of (8192, 512) bfloat16 308, 359; of (8192, 509) float32 -, 574, 473, 633.
+constexpr int kIndexedForwardAccesses = 4;
+constexpr int indexed_backward_accesses(int width) { return width == 1 ? 8 : width == 8 ? 2 : 4; }
 // Tiles of a long row that are summed apart from those before: roundings grow with the number of
 // summands, of 70,001 in one sum to 2e-6.
 constexpr int64_t kIndexedRun = 8;
@@ -33,10 +35,11 @@ constexpr int64_t kIndexedMostShares = 8192;
 constexpr int64_t kIndexedShareUnit = 16;  // entries
 
 struct TripletIndexedPolicy {
-  int threads_per_row;   // a power of two up to 32
-  int64_t row_blocks;    // of the forward; each takes every row_blocks-th group of triplets
-  int64_t column_tiles;  // parts of a row that the backward forms one by one
-  int64_t share;         // entries
+  int forward_threads_per_row;   // a power of two up to 32
+  int64_t row_blocks;            // of the forward; each takes every row_blocks-th group of triplets
+  int backward_threads_per_row;  // a power of two up to 32
+  int64_t column_tiles;          // parts of a row that the backward forms one by one
+  int64_t share;                 // entries
   int64_t shares;
 };
 
@@ -45,16 +48,19 @@ struct TripletIndexedPolicy {
 inline TripletIndexedPolicy choose_triplet_indexed_policy(int64_t triplets, int64_t dim, int width,
                                                           int multiprocessors,
                                                           int64_t forced_share) {
-  TripletIndexedPolicy policy{kIndexedSmallestGroup, 1, 1, forced_share, 1};
-  while (policy.threads_per_row < kIndexedLargestGroup &&
-         policy.threads_per_row * kIndexedAccesses * width < dim) {
-    policy.threads_per_row *= 2;
-  }
-  const int64_t groups = kIndexedBlock / policy.threads_per_row;  // in a block
-  policy.row_blocks =
-      std::min(ceil_div(triplets, groups), int64_t{kIndexedBlocks} * multiprocessors);
-  policy.column_tiles = std::min(
-      ceil_div(dim, int64_t{policy.threads_per_row} * kIndexedAccesses * width), kIndexedMaxGridY);
+  const auto threads_per_row = [&](int64_t accesses) {
+    int threads = kIndexedSmallestGroup;
+    while (threads < kIndexedLargestGroup && threads * accesses * width < dim) threads *= 2;
+    return threads;
+  };
+  const int forward = threads_per_row(kIndexedForwardAccesses);
+  const int64_t row_blocks = std::min(ceil_div(triplets, int64_t{kIndexedBlock / forward}),
+                                      int64_t{kIndexedBlocks} * multiprocessors);
+  const int64_t accesses = indexed_backward_accesses(width);
+  const int backward = threads_per_row(accesses);
+  const int64_t column_tiles =
+      std::min(ceil_div(dim, backward * accesses * width), kIndexedMaxGridY);
+  TripletIndexedPolicy policy{forward, row_blocks, backward, column_tiles, forced_share, 1};
   const int64_t entries = 3 * triplets;
   if (forced_share == 0) {
     policy.share = ceil_div(entries, kIndexedMostShares * kIndexedShareUnit) * kIndexedShareUnit;
