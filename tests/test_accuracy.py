@@ -2,6 +2,7 @@
 """benchmarks/accuracy: its truth, what it draws, what it promises, and the page made of it."""
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -128,6 +129,13 @@ def test_promise(fused, is_scalar, worse):
     row = {"result": "any", "shape": [4096, 64], "eager": 1.0, "rounding": 1.0}
     assert is_worse_than_promised({**row, "fused": fused, "is_scalar": is_scalar}) == worse
     assert is_worse_than_promised({**row, "fused": float("nan"), "is_scalar": is_scalar})
+
+
+@pytest.mark.parametrize("eager", [math.inf, math.nan])
+def test_promise_beside_an_eager_result_that_is_not_finite(eager):
+    row = {"result": "any", "shape": [1, 1], "eager": eager, "rounding": 1.0, "is_scalar": False}
+    assert not is_worse_than_promised({**row, "fused": 1.0})
+    assert is_worse_than_promised({**row, "fused": 1.1})
 
 
 def test_rows_and_page_are_of_what_is_measured(monkeypatch, tmp_path):
