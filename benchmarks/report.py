@@ -141,6 +141,12 @@ def write_benchmarks(devices: dict) -> None:
         "the mean, and `matrix_compile` that compiled; `seed` is torch.cdist, torch.median and a",
         "kernel with a block to a particle; `highest` and `medium` are `fused` in that precision.",
         "`problems=` are independent problems in one call, and `loop` is a fused call for each.",
+        "For the indexed loss `gathered` is our `triplet_margin_loss` of gathered rows, and",
+        "`eager` PyTorch's. For the batch loss `eager` is the reference, which holds every",
+        "triplet; a library without a time has no such mining, or ran out of memory. Where two",
+        "distances are closer than rounding, float64 may mine another row than float32, and the",
+        'gradient is off by a whole term: hence the errors of "semihard", and',
+        "[Accuracy](accuracy.md) has those without.",
     ]
     for device, cases in devices.items():
         versions = next(iter(cases.values()))["fused"]
