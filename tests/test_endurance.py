@@ -49,7 +49,9 @@ def test_100_000_calls_leave_no_memory_behind(device):
 OUT_OF_MEMORY = """
 import re, resource
 import torch
-from fused_ops import median_bandwidth, set_fallback, svgd_phi, triplet_margin_loss
+from fused_ops import (
+    median_bandwidth, set_fallback, svgd_phi, triplet_margin_loss, triplet_margin_loss_indexed
+)
 
 set_fallback("error")
 torch.set_num_threads(1)
@@ -58,6 +60,8 @@ before = svgd_phi(*few[:2]), triplet_margin_loss(*few)
 particles = torch.randn(400_000, 64)
 embeddings = [torch.randn(300_000, 32).requires_grad_() for _ in range(3)]
 loss = triplet_margin_loss(*embeddings)
+rows = torch.randn(3, 8, requires_grad=True)
+indexed = triplet_margin_loss_indexed(rows, *torch.randint(3, (3, 4_300_000)))
 
 
 def leave(megabytes):
@@ -69,6 +73,7 @@ def leave(megabytes):
 for megabytes in (8, 60, 97):
     for call in (
         lambda: torch.autograd.grad(loss, embeddings, retain_graph=True),  # 3 x 37 MB
+        lambda: torch.autograd.grad(indexed, rows, retain_graph=True),  # 98 MB on the way
         lambda: svgd_phi(particles, particles, bandwidth=1.0),  # 98 MB, and twice that on the way
         lambda: median_bandwidth(particles),  # 98 MB on the way
     ):
@@ -89,7 +94,7 @@ def test_too_little_memory_on_the_cpu():
     process = subprocess.run([sys.executable, "-c", OUT_OF_MEMORY], capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     lines = process.stdout.splitlines()
-    assert len(lines) == 9
+    assert len(lines) == 12
     assert all("out of memory. Tried to allocate" in line for line in lines), lines
 
 

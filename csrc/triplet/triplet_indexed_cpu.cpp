@@ -4,11 +4,13 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include <algorithm>
 #include <cstring>
+#include <memory>
 #include <numeric>
 #include <tuple>
-#include <vector>
 
+#include "common/cpu_memory.h"
 #include "triplet/triplet_indexed_arguments.h"
 #include "triplet/triplet_indexed_kernel_cpu.h"
 #include "triplet/triplet_on_cpu.h"
@@ -25,11 +27,14 @@ void check_indices(const TripletInputs& in) {
 }
 
 // By counting, since the entries come in ascending order.
-std::vector<uint64_t> entries_in_order(const TripletInputs& in, const TripletEntryBits& bits) {
-  std::vector<int64_t> places(in.embeddings + 1);  // of a row's next entry, shifted by one
+std::unique_ptr<uint64_t[]> entries_in_order(const TripletInputs& in,
+                                             const TripletEntryBits& bits) {
+  const int64_t count = in.embeddings + 1;
+  const auto places = cpu_memory<int64_t>(count);  // of a row's next entry, shifted by one
+  std::fill_n(places.get(), count, 0);
   for (int64_t entry = 0; entry < 3 * in.rows; ++entry) ++places[entry_row(in, entry) + 1];
-  std::partial_sum(places.begin(), places.end(), places.begin());
-  std::vector<uint64_t> keys(3 * in.rows);
+  std::partial_sum(places.get(), places.get() + count, places.get());
+  auto keys = cpu_memory<uint64_t>(3 * in.rows);
   for (int64_t entry = 0; entry < 3 * in.rows; ++entry) {
     const int64_t row = entry_row(in, entry);
     keys[places[row]++] = bits.key(row, entry);
@@ -56,8 +61,8 @@ Tensor triplet_indexed_backward(Tensor grad_loss, Tensor embeddings, Tensor indi
   TripletIndexedBackward params = arguments.params;
   const TripletInputs& in = params.backward.inputs;
   check_indices(in);
-  const std::vector<uint64_t> order = entries_in_order(in, params.bits);
-  params.order = order.data();
+  const auto order = entries_in_order(in, params.bits);
+  params.order = order.get();
   std::memset(params.gradient, 0, in.embeddings * in.dim * element_size(in.type));
   parallel_for_triplets(3 * in.rows, in.dim, [&](int64_t begin, int64_t end) {
     triplet_indexed_backward_entries(params, begin, end);
