@@ -15,18 +15,13 @@ import torch
 
 import fused_ops
 from benchmarks.accuracy.measure import Case, Results, Undecided, loss_results, widened
+from benchmarks.batch_triplet.cases import MARGIN, reference_loss
 from fused_ops._support import accumulate_dtype
-from fused_ops.batch_triplet.reference import loss_and_totals
+from fused_ops.batch_triplet.ops import MINING
 
 SHAPES = {(64, 512): 8, (256, 128): 4}
 ROWS_OF_A_CLASS = 4
-MARGIN = 0.2
 CLEARANCE = 4  # units in the last place of the largest distance
-
-
-def reference_loss(embeddings: torch.Tensor, labels: torch.Tensor, mining: str) -> torch.Tensor:
-    settings = 0, MARGIN, mining, "euclidean", "mean", False
-    return loss_and_totals(embeddings, labels, embeddings, labels, *settings)[0]
 
 
 LOSSES = {
@@ -103,5 +98,5 @@ def results(mining: str, inputs: list[torch.Tensor]) -> tuple[dict[str, Results]
 
 def cases(device: str) -> Iterator[Case]:
     for shape, draws in SHAPES.items():
-        for mining in ("all", "semihard", "hard"):
+        for mining in MINING:
             yield Case(partial(results, mining), 1, shape, draws)

@@ -10,15 +10,12 @@ import torch.nn.functional as F
 
 import fused_ops
 from benchmarks.accuracy.measure import Case, Results, loss_results, widened
+from benchmarks.triplet.indexed import gathered
 
 SHAPES = {(256, 128): 16, (4096, 768): 2, (64, 65536): 2}
 INDEXED_SHAPES = {(256, 128): 16, (1024, 768): 2}
 TRIPLETS_OF_A_ROW = 4
 SETTINGS = {"margin": 1.0, "eps": 1e-6, "swap": True}
-
-
-def gathered_loss(embeddings: torch.Tensor, indices: torch.Tensor, **settings) -> torch.Tensor:
-    return F.triplet_margin_loss(*(embeddings[index] for index in indices), **settings)
 
 
 LOSSES = {
@@ -27,11 +24,9 @@ LOSSES = {
     "compile": torch.compile(F.triplet_margin_loss),
 }
 INDEXED_LOSSES = {
-    "fused": lambda embeddings, indices, **settings: fused_ops.triplet_margin_loss_indexed(
-        embeddings, *indices, **settings
-    ),
-    "eager": gathered_loss,
-    "compile": torch.compile(gathered_loss),
+    "fused": fused_ops.triplet_margin_loss_indexed,
+    "eager": gathered(F.triplet_margin_loss),
+    "compile": torch.compile(gathered(F.triplet_margin_loss)),
 }
 
 
@@ -76,7 +71,8 @@ def indexed_results(inputs: list[torch.Tensor]) -> tuple[dict[str, Results], Res
     (embeddings,) = inputs
     indices = indices_of(len(embeddings))
     exact = exact_indexed_loss(widened(embeddings), indices.numpy())
-    settings = {"indices": indices.to(embeddings.device), **SETTINGS}
+    names = "anchor_index", "positive_index", "negative_index"
+    settings = dict(zip(names, indices.to(embeddings.device), strict=True)) | SETTINGS
     losses = {impl: partial(loss, **settings) for impl, loss in INDEXED_LOSSES.items()}
     return loss_results("triplet_margin_loss_indexed", losses, inputs, exact)
 

@@ -28,6 +28,14 @@ CPU_SHAPES = [(512, 128, 64)]
 LARGEST_CUBE = 2**30  # triplets, or elements of differences, that the reference may hold
 
 
+def reference_loss(
+    embeddings: torch.Tensor, labels: torch.Tensor, mining: str, reduction: str = "mean"
+) -> torch.Tensor:
+    """In PyTorch, in the dtype of the embeddings."""
+    settings = 0, MARGIN, mining, "euclidean", reduction, False
+    return reference.loss_and_totals(embeddings, labels, embeddings, labels, *settings)[0]
+
+
 class BatchTripletCase(Case):
     op = "batch_triplet"
 
@@ -51,9 +59,9 @@ class BatchTripletCase(Case):
     def fits_reference(self) -> bool:
         return self.count**2 * max(self.count, self.dim) <= LARGEST_CUBE
 
-    def reference(self, embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        settings = 0, MARGIN, self.case, "euclidean", REDUCTIONS[self.case], False
-        return reference.loss_and_totals(embeddings, labels, embeddings, labels, *settings)[0]
+    @property
+    def reference(self) -> Callable:
+        return partial(reference_loss, mining=self.case, reduction=REDUCTIONS[self.case])
 
     def implementations(self) -> dict[str, Callable[[], torch.Tensor]]:
         losses = {"fused": partial(batch_triplet_loss, **self.settings)}

@@ -25,10 +25,9 @@ CPU_SHAPES = [(512, 128, 16384, torch.float32), (1024, 512, 32768, torch.float32
 def gathered(loss: Callable) -> Callable:
     """`loss` of rows that are gathered first."""
 
-    def step(embeddings, anchor_index, positive_index, negative_index):
-        return loss(
-            embeddings[anchor_index], embeddings[positive_index], embeddings[negative_index]
-        )
+    def step(embeddings, anchor_index, positive_index, negative_index, **settings):
+        indices = anchor_index, positive_index, negative_index
+        return loss(*(embeddings[index] for index in indices), **settings)
 
     return step
 

@@ -49,25 +49,26 @@ def test_float32_squares_beyond_its_range_are_as_torch_s(device):
     assert torch_loss(*inputs).isnan()
 
 
+def check_equal_differences(rows, dim, device, dtype, p):
+    """In whose sum all roundings are to one side."""
+    inputs = [torch.full((rows, dim), x, dtype=dtype, device=device) for x in (0.1, 0.0, 0.1)]
+    loss = triplet_margin_loss(*inputs, p=p, eps=0, reduction="none")
+    exact = 1 + dim ** (1 / p) * inputs[0][0, 0].double()
+    tolerance = 5e-6 if dtype == torch.float32 else 2e-14
+    torch.testing.assert_close(loss.double(), exact.expand(rows), rtol=tolerance, atol=0)
+
+
 @pytest.mark.parametrize("p", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("dim", [16_381, 70_001, 4_000_000])
 def test_errors_do_not_grow_with_the_row(device, dim, dtype, p):
-    """Of equal differences, in whose sum all roundings are to one side."""
-    inputs = [torch.full((3, dim), x, dtype=dtype, device=device) for x in (0.1, 0.0, 0.1)]
-    loss = triplet_margin_loss(*inputs, p=p, eps=0, reduction="none")
-    exact = 1 + dim ** (1 / p) * inputs[0][0, 0].double()
-    tolerance = 5e-6 if dtype == torch.float32 else 2e-14
-    torch.testing.assert_close(loss.double(), exact.expand(3), rtol=tolerance, atol=0)
+    check_equal_differences(3, dim, device, dtype, p)
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("p", [1, 2])
 def test_errors_of_more_long_rows_than_multiprocessors(p):
-    inputs = [torch.full((140, 1_000_000), x, device="cuda") for x in (0.1, 0.0, 0.1)]
-    loss = triplet_margin_loss(*inputs, p=p, eps=0, reduction="none")
-    exact = 1 + 1_000_000 ** (1 / p) * inputs[0][0, 0].double()
-    torch.testing.assert_close(loss.double(), exact.expand(140), rtol=5e-6, atol=0)
+    check_equal_differences(140, 1_000_000, "cuda", torch.float32, p)
 
 
 @pytest.mark.parametrize("value", [1e20, 1e-25])
